@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from bench import readme
+from bench.host import others, pairs
 from bench.report import host_tables
 from bench.report.heatmap import heatmap
 from bench.revision import FOLDER
 from gpucast.parity.cases import all_cases, all_pairs
 
+#: The pairs that are named.
+_SLOWEST = 5
 HOST_PICTURE = Path(__file__).resolve().parent / "static" / "host.svg"
 
 
@@ -85,7 +88,39 @@ def files() -> str:
     return "\n".join(lines)
 
 
+def host_pairs() -> str:
+    """The newest times of all pairs beside a copy: the median, and the pairs that take longest."""
+    newest = max(FOLDER.glob("pairs-host-*.json"))
+    found = json.loads(newest.read_text(encoding="utf-8"))
+    rows = sorted((pairs.PairMeasurement(**row) for row in found["rows"]), key=lambda row: -row.ratio)
+    slow = ", ".join(f"{row.src} to {row.dst} {row.ratio:.2f}" for row in rows[:_SLOWEST])
+    machine = found["machine"]
+    return (
+        f"{pairs.summary(rows)}. The slowest: {slow}. {found['elements']:,} elements, {machine['processor']},"
+        f" {machine['date']}, commit {machine['commit']} ([figures](../bench/results/{newest.name}))."
+    )
+
+
+def quantize_others() -> str:
+    """The newest times of quantizing beside other libraries."""
+    return others.table(others.newest())
+
+
+def calls() -> str:
+    """The newest cost of repeated calls."""
+    newest = max(FOLDER.glob("calls-*.json"))
+    found = json.loads(newest.read_text(encoding="utf-8"))
+    machine, link = found["machine"], f"../bench/results/{newest.name}"
+    lines = [f"| {call} | {time.replace('x', ' times')} |" for call, time in found["calls"].items()]
+    head = (
+        f"Arrays of {found['size']:,} FLOATs, in most rows to FLOAT16; lists of 100 short ones. "
+        f"{machine['processor']}, {machine['date']}, commit {machine['commit']} ([figures]({link}))."
+    )
+    return "\n".join([head, "", "| Call | Time |", "| --- | --- |", *lines])
+
+
 TEXTS: dict[str, Callable[..., str]] = {
+    "calls": calls,
     "gpu": readme.gpu_section,
     "speed": readme.speed_table,
     "static": readme.static_section,
@@ -93,4 +128,6 @@ TEXTS: dict[str, Callable[..., str]] = {
     "parity": parity,
     "proofs": proofs,
     "result-files": files,
+    "host-pairs": host_pairs,
+    "quantize-others": quantize_others,
 }

@@ -114,6 +114,9 @@ class HostDriver:
         array = device_array(shape, dtype, self.index)
         return cupy.ndarray(shape, dtype, array.data, strides)
 
+    def allocate(self, nbytes: int) -> Any:
+        return self.empty((nbytes,), np.dtype(np.uint8)).data
+
     def empty_all(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Any]:
         return [self.empty(shape, dtype) for shape in shapes]
 

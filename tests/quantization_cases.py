@@ -105,6 +105,11 @@ def same(one: NDArray | None, other: NDArray | None) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
+def bytes_of(q: Any) -> list[bytes]:
+    """What the parts of a `Quantized` of the host hold."""
+    return [part.data.tobytes() if hasattr(part, "codes") else part.tobytes() for part in q.parts().values()]
+
+
 def compare(q: Any, expected: Parts, what: object = "") -> None:
     """What quantizing gave, wherever it is, has the bits of these parts."""
     for part in ("scales", "zero_points", "global_scale", "data"):

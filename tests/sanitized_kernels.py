@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+import built_kernels
 import gpucast
 from codes import random_codes
 from engines import BY_WIDTH, by_kernels, by_reference, check_contiguous, check_strided
@@ -33,6 +34,7 @@ def main() -> None:
     layouts = [(rules(*pair)[0], shape) for pair, shape in zip(pairs, shapes, strict=False)]
     some = [pair for pair in itertools.product(NUMERIC, NUMERIC) if rng.random() < 1 / 60 and pair not in pairs]
     numbers = [rule for pair in some for rule in rules(*pair)]
+    built_kernels.install(clean=False)
     kernels = host_build.build([*(cast_kernel(*layout) for layout in layouts), *numbers], optimize=False, sanitize=True)
     for rule in numbers:
         codes = every_or_hard(rule.src, rule.dst, 300)

@@ -201,7 +201,20 @@ def by_entry(
     q = _Result()
     vars(q).update(data=data, scales=scales, zero_points=zeros, global_scale=of_all)
     shape = getattr(data, "shape", ())
-    entry = [how, library, _Result, {}, type(data), False, shape, None, type(y), getattr(y, "dtype", None), np.shape(y)]
+    entry = [
+        how,
+        library,
+        _Result,
+        {},
+        type(data),
+        False,
+        shape,
+        None,
+        type(y),
+        getattr(y, "dtype", None),
+        np.shape(y),
+        None,
+    ]
     if at >= 0:
         entry[at] = junk
     plan = MODULE.plan(
@@ -219,7 +232,7 @@ def raw() -> None:
     """The module's own functions with one junk argument, and with too few or too many."""
     from gpucast.core.dtypes import dtype
     from gpucast.core.extension import MODULE
-    from gpucast.quantization import hadamard_on_host, quantize_on_host
+    from gpucast.quantization import block_loops, hadamard_on_host, quantize_on_host
     from gpucast.quantization.formats import find
     from gpucast.quantization.option_checks import resolve_hadamard
 
@@ -228,18 +241,21 @@ def raw() -> None:
     how = quantize_on_host.quantizing(format, dtype("FLOAT"), (4, 64), 1)
     back = quantize_on_host.dequantizing(format, dtype("FLOAT"), (4, 64), 1)
     turn = hadamard_on_host.transforming(resolve_hadamard(32, None, 1, "hadamard"), dtype("FLOAT"), 256)
-    y = np.zeros((4, 64), np.float32)
-    _functions.append(MODULE.function(("hadamard", "signs", "seed", "out"), (None,) * 4, "kff."))
+    y, ends = np.zeros((4, 64), np.float32), np.array([1, 4], np.int32)
+    row = block_loops.Quantizing.from_buffer_copy(quantize_on_host.quantizing(format, dtype("FLOAT"), (1, 64), 1))
+    groups = bytes(block_loops.Grouping(4, 64, 4, 2, 1, 4, 4, 8, 32, row)) + 2 * bytes(MODULE.WORK_BYTES)
+    _functions.append(MODULE.function("to", "FLOAT", ("hadamard", "signs", "seed", "out"), (None,) * 4, "kff."))
     launch = (print, 1, b"\0" * 16, ((0, 0, 0), (8, -1, 0)))
     program = MODULE.program(((lambda *_: None, *launch[1:]),), ((np.ndarray, (4, 64), x.dtype, 1024, 0),), 1, (0,), 0)
     calls: tuple[tuple[Any, tuple[Any, ...]], ...] = (
         (MODULE.quantize, (how, None, x, data, scales, None, None, None, None, None, 0)),
         (MODULE.quantize, (how, None, x, data, scales, None, None, 0.5, None, 1, 0)),
         (MODULE.transform, (turn, None, x, y)),
+        (MODULE.group, (groups, None, x, ends, data, scales, ends.copy(), np.zeros((), np.int32), None, None, 0)),
         (MODULE.program, ((launch,), ((np.ndarray, (4, 64), x.dtype, 1024, 0),), 1, (0,), 0)),
-        (MODULE.repeat, (program, [x.ctypes.data & ~63], [64], 1, 0, 1.0)),
+        (MODULE.repeat, (program, [x.ctypes.data & ~63], lambda: (1, [64]), 1, 0, 1.0)),
         (MODULE.kernel, (1, 1, 1, 32, 32, 0, 8, (0,), 0, print, print)),
-        (MODULE.function, (("a", "b"), (None, None), "k.")),
+        (MODULE.function, ("to", ..., ("a", "b"), (None, None), "k.")),
     )
     for function, arguments in calls:
         refused(function, *arguments)
@@ -263,6 +279,10 @@ def raw() -> None:
             for one in (*wrong, *(() if is_read else (fixed,))):
                 if isinstance(arguments[at], np.ndarray):
                     assert function(*arguments[:at], one, *arguments[at + 1 :]) is False, (function, at)
+    grouped = calls[3][1]
+    assert MODULE.group(*grouped) is True
+    for at, one in itertools.product(range(2, 8), (np.zeros(1, np.uint8), none)):
+        assert MODULE.group(*grouped[:at], one, *grouped[at + 1 :]) is False, at
     # Libraries of tensors that are none. (An address of a function is taken as it is.)
     view = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 1)
     address = ctypes.cast(view, ctypes.c_void_p).value
@@ -274,10 +294,15 @@ def raw() -> None:
         refused(MODULE.transform, turn, library, x, y)
         refused(by_entry, back, library, data, scales, None, None, y)
         refused(by_entry, back, library, "data", scales, None, None, y)
-    for junk, at in itertools.product(JUNK, range(11)):
+    for junk, at in itertools.product(JUNK, range(12)):
         refused(by_entry, back, None, data, scales, None, None, y, at, junk)
-    for junk in (*JUNK, (x.dtype, (-1,)), (none.dtype, (1,)), (x.dtype, (2,), 3, {}), (x.dtype, (2,), int, 4)):
+    for junk in (*JUNK, (-1,), (2,), (1 << 62, 1 << 62)):
         refused(MODULE.new_part, junk)
+        for made in ((x.dtype, junk, None, None), (none.dtype, junk, None, None), (junk, (2,), None, None)):
+            refused(MODULE.new_part, made)
+        refused(MODULE.new_part, (x.dtype, (2,), junk, junk))
+        refused(MODULE.new_part, (x.dtype, (2,), None, None, junk, junk))
+        refused(MODULE.new_part, (x.dtype, (2,), None, None, _Result, junk))
     # Launches and arrays of a program, and what it is run with.
     for junk in (*JUNK, (1,) * 40):
         for at in range(4):
@@ -290,9 +315,10 @@ def raw() -> None:
             kind = (*(np.ndarray, (4,), x.dtype, 16, 0)[:at], junk, *(np.ndarray, (4,), x.dtype, 16, 0)[at + 1 :])
             refused(MODULE.program, (launch,), (kind,), 1, (), 0)
         refused(MODULE.program, (junk,), (junk,), 1, (junk,), junk)
-        refused(MODULE.repeat, program, [junk], [64], 1, 0, 1.0)
-        refused(MODULE.repeat, program, [0], [junk], 1, 0, 1.0)
-        refused(MODULE.repeat, program, [0, junk], [0], 1, 0, 1.0)
+        refused(MODULE.repeat, program, [junk], lambda: (1, [64]), 1, 0, 1.0)
+        for made in (junk, (junk,), (1, junk), (1, [junk]), (1, [0, 0])):
+            refused(MODULE.repeat, program, [x.ctypes.data & ~63], lambda made=made: made, 1, 0, 1.0)
+        refused(MODULE.repeat, program, [0, junk], lambda: (1, [0]), 1, 0, 1.0)
     for offsets in ((8,), (1 << 60,), tuple(range(9)), (None,), (-1,)):
         must_raise(MODULE.kernel, 1, 1, 1, 32, 32, 0, 8, offsets, 0, print, print)
     for place in ((9, 0, 0), (1 << 63, 0, 0), (0, 1, 0), (0, -4, 0)):
@@ -311,7 +337,7 @@ def raw() -> None:
     arrays: list[Any] = []
     one = MODULE.program((launch,), ((Changing, (4,), x.dtype, 16, 0), (np.ndarray, (4,), x.dtype, 16, 0)), 2, (), 0)
     arrays[:] = Changing(), np.zeros(4)
-    assert MODULE.repeat(one, arrays, [], 0, 0, 1.0) is False and not arrays
+    assert MODULE.repeat(one, arrays, lambda: (1, []), 0, 0, 1.0) is None and not arrays
 
 
 def devices() -> None:
@@ -370,6 +396,8 @@ def counts() -> None:
     allocated = ctypes.CDLL(None).__sanitizer_get_current_allocated_bytes
     allocated.restype = ctypes.c_size_t
     q, n, y = gpucast.quantize(x, "mxfp8e4m3"), gpucast.quantize(x, "nvfp4"), np.zeros((32, 64), np.float32)
+    packed, ends = gpucast.PackedArray.pack(gpucast.cast(x, "FLOAT4E2M1")), np.array([5, 32], np.int32)
+    g = gpucast.quantize_grouped(x, ends, "nvfp4", scale=scale)
     with idle_cuda.idle(allocate=idle_cuda.fresh):
         there, end = idle_cuda.array((128, 256), np.float32), idle_cuda.array((2,), np.int32)
         there_q = gpucast.quantize(there, "mxfp8e4m3")
@@ -385,6 +413,12 @@ def counts() -> None:
             lambda: gpucast.dequantize(n),
             lambda: gpucast.hadamard(x, 32, out=y),
             lambda: fake_cast(x, "FLOAT8E4M3FN", out=y),
+            lambda: gpucast.quantize_grouped(x, ends, "mxfp8e4m3"),
+            lambda: gpucast.quantize_grouped(x, ends, "nvfp4", scale=scale, out=g),
+            lambda: gpucast.cast_grouped(x, ends, "FLOAT8E4M3FN", scale=scale, rounding="stochastic", seed=seed),
+            lambda: gpucast.cast(packed, "FLOAT16"),
+            lambda: gpucast.cast(packed, "UINT4", scale=scale),
+            lambda: gpucast.cast(packed, "FLOAT", out=y),
             lambda: gpucast.quantize(there, "mxfp8e4m3", out=there_q),
             lambda: gpucast.quantize(there, "mxfp8e4m3"),
             lambda: gpucast.dequantize(there_q),
@@ -408,6 +442,10 @@ def counts() -> None:
             q.data,
             q.scales,
             n.scales,
+            packed,
+            packed.data,
+            ends,
+            g,
             there,
             end,
             there_q,
@@ -431,7 +469,7 @@ def counts() -> None:
 
 def counted(module: Any) -> dict[str, int]:
     """How often the module's functions did all that was asked, and how many plans it got of each kind, from now on."""
-    found = dict.fromkeys(("quantize", "transform", "repeat", "quantized", "dequantized"), 0)
+    found = dict.fromkeys(("quantize", "transform", "group", "repeat", "quantized", "dequantized"), 0)
 
     def count(
         function: Callable[..., Any], name_of: Callable[..., str], did: Callable[[Any], bool]
@@ -445,8 +483,12 @@ def counted(module: Any) -> dict[str, int]:
 
         return run
 
-    for name in ("quantize", "transform", "repeat"):
-        setattr(module, name, count(getattr(module, name), lambda *_, name=name: name, lambda done: done is True))
+    for name in ("quantize", "transform", "group", "repeat"):
+        setattr(
+            module,
+            name,
+            count(getattr(module, name), lambda *_, name=name: name, lambda done: done not in (None, False)),
+        )
     module.plan = count(module.plan, lambda kind, *_: kind, lambda plan: plan is not None)
     return found
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -130,7 +131,9 @@ def _imports(module: str) -> set[str]:
     return found - {module}
 
 
-IMPORTS = {module: _imports(module) for module in MODULES}
+@functools.cache
+def imports() -> dict[str, set[str]]:
+    return {module: _imports(module) for module in MODULES}
 
 
 def _short(module: str) -> str:
@@ -139,7 +142,7 @@ def _short(module: str) -> str:
 
 def _edges() -> Iterator[tuple[str, str]]:
     """Each import inside the package, as names without "gpucast."."""
-    for module, found in IMPORTS.items():
+    for module, found in imports().items():
         if module not in PUBLIC:
             yield from ((_short(module), _short(name)) for name in found)
 
@@ -158,7 +161,7 @@ def _reached(module: str) -> set[str]:
     seen, todo = set(), [module]
     while todo:
         one = todo.pop()
-        for name in IMPORTS[one] - seen:
+        for name in imports()[one] - seen:
             seen.add(name)
             todo.append(name)
     return seen

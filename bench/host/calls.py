@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of a repeated call of each kind: ``python -m bench.host.calls``.
 
-Times are multiples of ``t.to(torch.float16)`` of the same tensor in the same process, with PyTorch's default settings
-but one thread; those of devices are microseconds of our own part, because CUDA's functions do nothing (`idle_cuda`).
-Beside them stand the Python functions of gpucast that a call enters, and in how many files. Last comes what the first
-call of a pair waits for: the compilation of its kernel, beside one that does nothing.
+Times are multiples of ``t.to(torch.float16)`` of the same tensor in the same process (of arrays of JAX of their own
+``astype``), with PyTorch's default settings but one thread; those of devices are microseconds of our own part, because
+CUDA's functions do nothing (`idle_cuda`). Beside them stand the Python functions of gpucast that a call enters, and in
+how many files. Last comes what the first call of a pair waits for: the compilation of its kernel, beside one that does
+nothing.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import itertools
+import json
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +27,9 @@ import torch
 import gpucast
 from bench import idle_cuda
 from bench.entered import entered
+from bench.revision import FOLDER, machine
 from bench.timing.times import quickest
+from gpucast import PackedArray
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import resolve
 from gpucast.kernel import nvrtc, nvrtc_search
@@ -76,11 +82,46 @@ def host() -> dict[str, tuple[Call, Call]]:
             f"{name}, dequantize out=": (partial(dequantize, q, out=numbers), to),
             f"{name} of a tensor, dequantize out=": (partial(dequantize, p, out=tensor), to),
         }
+    rows |= _more(t, to)
     rows["hadamard"] = (lambda: gpucast.hadamard(x, 16), to)
     for kind, (given, outs) in (("tensors", lists), ("arrays", arrays)):
         one_by_one = partial(_each, given, outs)
         rows[f"{LIST} {kind}, out="] = (partial(many, given, "FLOAT16", out=outs), one_by_one)
         rows[f"{LIST} {kind}"] = (partial(many, given, "FLOAT16"), one_by_one)
+    return rows
+
+
+def _more(t: torch.Tensor, to: Call) -> dict[str, tuple[Call, Call]]:
+    """Groups, packed elements, layouts, transforms, and arrays of JAX where it is installed."""
+    m, quantize, groups = t.reshape(16, -1), gpucast.quantize, gpucast.quantize_grouped
+    x, ends = m.numpy(), torch.tensor([5, 16], dtype=torch.int32)
+    packed = PackedArray.pack(gpucast.cast(x, "FLOAT4E2M1"))
+    rows: dict[str, tuple[Call, Call]] = {
+        "packed elements": (lambda: gpucast.cast(packed, "FLOAT16"), to),
+        "packed elements to such": (lambda: gpucast.cast(packed, "INT4"), to),
+    }
+    for name, of, ends_of in (("", x, ends.numpy()), (" of a tensor", m, ends)):
+        into = groups(of, ends_of, "mxfp8e4m3", pad=4)
+        rows |= {
+            f"mxfp8e4m3, groups{name}": (partial(groups, of, ends_of, "mxfp8e4m3", pad=4), to),
+            f"mxfp8e4m3, groups{name}, out=": (partial(groups, of, ends_of, "mxfp8e4m3", pad=4, out=into), to),
+            f"groups cast{name}": (partial(gpucast.cast_grouped, of, ends_of, "FLOAT8E4M3FN", scale=2.0), to),
+            f"mxfp8e4m3, hadamard={name}": (partial(quantize, of, "mxfp8e4m3", hadamard=32), to),
+            f"mxfp8e4m3, scale_layout={name}": (partial(quantize, of, "mxfp8e4m3", scale_layout="128x4"), to),
+            f"mxfp8e4m3, transpose={name}": (partial(quantize, of, "mxfp8e4m3", transpose=True), to),
+            f"tensor-wise{name}": (partial(quantize, of, "float8e4m3fn_tensor"), to),
+            f"tiles{name}": (partial(quantize, of, "float8e4m3fn_128x128"), to),
+        }
+    if importlib.util.find_spec("jax") is not None:
+        import jax
+
+        there = jax.numpy.asarray(x)
+        q, astype = quantize(there, "mxfp8e4m3"), partial(there.astype, np.float16)
+        rows |= {
+            "JAX": (lambda: gpucast.cast(there, "FLOAT16"), astype),
+            "JAX, mxfp8e4m3": (lambda: quantize(there, "mxfp8e4m3"), astype),
+            "JAX, mxfp8e4m3, dequantize": (lambda: gpucast.dequantize(q), astype),
+        }
     return rows
 
 
@@ -97,7 +138,7 @@ def device() -> dict[str, Call]:
     outs = [idle_cuda.array((EACH,), np.float16) for _ in range(LIST)]
     numbers = idle_cuda.array((SIZE,), np.float32)
     with idle_cuda.idle(allocate=idle_cuda.fresh):
-        q = gpucast.quantize(x, "mxfp8e4m3")
+        q, n = gpucast.quantize(x, "mxfp8e4m3"), gpucast.quantize(x, "nvfp4")
     cast = gpucast.cast
     return {
         "CuPy, out=": lambda: cast(x, "FLOAT16", out=half),
@@ -106,6 +147,9 @@ def device() -> dict[str, Call]:
         "CuPy, scale=, out=": lambda: cast(x, "FLOAT16", scale=2.0, out=half),
         "CuPy, scale=, amax=, out=": lambda: cast(x, "FLOAT16", scale=scale, amax=amax, out=half),
         "CuPy, stochastic": lambda: cast(x, "FLOAT16", rounding="stochastic", seed=1),
+        "CuPy, nvfp4": lambda: gpucast.quantize(x, "nvfp4"),
+        "CuPy, nvfp4, out=": lambda: gpucast.quantize(x, "nvfp4", out=n),
+        "CuPy, nvfp4, a number as scale=": lambda: gpucast.quantize(x, "nvfp4", scale=0.5),
         "CuPy, mxfp8e4m3": lambda: gpucast.quantize(x, "mxfp8e4m3"),
         "CuPy, mxfp8e4m3, out=": lambda: gpucast.quantize(x, "mxfp8e4m3", out=q),
         "CuPy, dequantize": lambda: gpucast.dequantize(q),
@@ -135,17 +179,28 @@ def compilations(pairs: int = COMPILED) -> dict[str, float]:
     return {name: 1e6 * statistics.median(seconds) for name, seconds in taken.items()}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.host.calls", description="The cost of repeated calls.")
+    parser.add_argument("--keep", action="store_true", help="write the figures to bench/results/calls-DATE.json")
+    keep = parser.parse_args(argv).keep
     torch.set_num_threads(1)
     print(f"{'call':40} {'time':>9}  functions/files")
+    rows: dict[str, str] = {}
     for what, (ours, theirs) in host().items():
         best = quickest({"ours": ours, "theirs": theirs}, ROUNDS, calls=CALLS, clock=time.thread_time)
-        _show(what, f"{best['ours'] / best['theirs']:8.2f}x", ours)
+        rows[what] = f"{best['ours'] / best['theirs']:.2f}x"
+        _show(what, rows[what], ours)
     rooms = itertools.cycle([idle_cuda.array((1 << 16,), np.uint8).data for _ in range(16)])
     with idle_cuda.idle(allocate=lambda nbytes: next(rooms)):
         for what, ours in device().items():
             [seconds] = quickest({what: ours}, ROUNDS, calls=CALLS, clock=time.thread_time).values()
-            _show(what, f"{1e6 * seconds:6.2f} us", ours)
+            rows[what] = f"{1e6 * seconds:.2f} us"
+            _show(what, rows[what], ours)
+    if keep:
+        where = machine() | {"torch": torch.__version__}
+        figures = {"machine": where, "size": SIZE, "calls": rows}
+        path = FOLDER / f"calls-{where['date']}.json"
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     try:
         for what, microseconds in compilations().items():
             print(f"{f'compilation, {what}':40} {microseconds:6.0f} us")

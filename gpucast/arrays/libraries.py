@@ -156,6 +156,11 @@ class Library(ABC):
         plans."""
         return None
 
+    def view(self, x: Any) -> Any:
+        """The numbers of an array of the host as one of NumPy, for calls that plans of NumPy's arrays do, and whose
+        results `from_array` turns back. Default: None, for a library without such plans."""
+        return None
+
     def written(self, arrays: Sequence[Any]) -> None:  # noqa: B027 (a default)
         """Called for arrays that `placed` has told of, after they were written. Default: do nothing."""
 

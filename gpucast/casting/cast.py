@@ -14,7 +14,7 @@ from gpucast.arrays.array import Array
 from gpucast.arrays.packed import as_array, register_cast
 from gpucast.casting import calls, engines, plans
 from gpucast.casting.engine import Call, Engine
-from gpucast.casting.plans import KINDS, by_plan, hit
+from gpucast.casting.plans import by_plan, hit
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
 from gpucast.core.fuse import EMPTY, fuse_of
@@ -66,7 +66,7 @@ def cast(
 def cast(
     x: Any, to: Any, *, opset: int | None = ..., device: Any = None, out: Any = None, **keywords: Unpack[CastKeywords]
 ) -> Any: ...
-@by_plan
+@by_plan(hit)
 def cast(
     x: Any,
     to: Any,
@@ -227,7 +227,7 @@ register_cast(cast)
 
 def cast_with(x: Any, to: Any, options: Options) -> Any:
     """Cast by options."""
-    if options.versions is CAST_VERSIONS and type(x) in KINDS:
+    if options.versions is CAST_VERSIONS:
         result = hit(x, to, *options[:12])
         if result is not None:
             return result

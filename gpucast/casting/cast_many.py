@@ -19,7 +19,7 @@ from gpucast.casting import calls, engines, list_plans
 from gpucast.casting.calls import Names
 from gpucast.casting.cast import cast_with, run
 from gpucast.casting.engine import Call, Engine
-from gpucast.casting.plans import KINDS, hit_list
+from gpucast.casting.plans import hit_list
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import Rounding
@@ -89,13 +89,12 @@ def cast_many(
     As `gpucast.cast`, with the path of the array, such as ``arrays['encoder'][3]``. ValueError for an `out` of another
     structure, or whose arrays share memory. After an error nothing is written.
     """
-    if type(arrays) is list and arrays and type(arrays[0]) in KINDS:
-        results = hit_list(
-            arrays, to, saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, None, out, True,
-            finite, floating_only,
-        )  # fmt: skip
-        if results is not None:
-            return results
+    results = hit_list(
+        arrays, to, saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, None, out, True,
+        finite, floating_only,
+    )  # fmt: skip
+    if results is not None:
+        return results
     options = Options(
         saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, caller="cast_many"
     )  # fmt: skip

@@ -20,6 +20,10 @@ _CELL = 32
 #: CUDA's stream of each thread has one number in all of them. CuPy's pool of memory has the same rule.
 _CELLS: dict[tuple[int, int, int], Any] = {}
 ON_NEW_DRIVER.append(_CELLS.clear)
+#: FLOATs that calls were given as numbers, which no call writes, by the same and their values; and the most of them.
+_NUMBERS: dict[tuple[int, int, int, float], Any] = {}
+_MOST_NUMBERS = 256
+ON_NEW_DRIVER.append(_NUMBERS.clear)
 
 
 class Workspace:
@@ -53,7 +57,7 @@ class Workspace:
         """Some bytes for kernels that find zeros there and leave zeros. RuntimeError as for `array`."""
         if self._cell is None:
             with driver.driver().on(self._device):
-                key = (self._device, driver.driver().stream(), threading.get_ident())
+                key = self._place()
                 # What is recorded has no memory.
                 own = self._kept or driver.is_dry_run()
                 self._cell = None if own else _CELLS.get(key)
@@ -66,6 +70,27 @@ class Workspace:
                 if recording is not None and not self._kept:
                     recording.cells.append(self._cell)
         return self._cell
+
+    def number(self, value: float) -> Any:
+        """An array of one FLOAT on the device for the current stream, which stays. RuntimeError as for `array`."""
+        with driver.driver().on(self._device):
+            key = (*self._place(), value)
+            found = None if driver.is_dry_run() else _NUMBERS.get(key)
+            if found is None:
+                self.check_capture()
+                codes = np.array([value], np.float32).view(np.uint8)
+                found = driver.driver().to_device(codes).view(np.float32).reshape(())
+                if not driver.is_dry_run():
+                    if len(_NUMBERS) >= _MOST_NUMBERS:
+                        _NUMBERS.clear()
+                    _NUMBERS[key] = found
+        if THREAD.recording is not None:
+            THREAD.recording.numbers.append((found, value))
+        return found
+
+    def _place(self) -> tuple[int, int, int]:
+        """The device, which is the current one, its stream and this thread."""
+        return self._device, driver.driver().stream(), threading.get_ident()
 
     def check_capture(self) -> None:
         """RuntimeError while a CUDA graph is captured."""

@@ -91,9 +91,10 @@ class HostEngine(Engine):
         return True
 
     def plan(self, call: Call) -> Any:
-        if type(call.source.array) is not np.ndarray or not call.source.array.dtype.isnative:
-            return None
-        return plans.of_arrays(call.rule, call.fuse is not EMPTY, call.fuse.scale is not None)
+        kind, how = type(call.source.array), (call.rule, call.fuse is not EMPTY, call.fuse.scale is not None)
+        if kind is PackedArray:
+            return plans.of_packed(*how)
+        return plans.of_arrays(*how) if kind is np.ndarray and call.source.array.dtype.isnative else None
 
 
 def _cast(calls: Sequence[Call], waiting: Sequence[bool | None], room: NDArray) -> None:

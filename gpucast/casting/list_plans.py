@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -77,12 +78,14 @@ class ListCalls(NamedTuple):
             arrays = [x.data if type(x) is PackedArray else x for x in arrays]
         stream = None if library is None else library.stream(self.device)
         with cuda.on(self.device) if stream is None else cuda.using(stream, self.device):
-            made: Any = (outs, []) if self.new is None else self.new(given)
-            for program in self.programs if made is not None else ():
-                if MODULE.repeat(program, arrays, made[1], *random, number):
+            # Results are made where a program serves.
+            new: Any = (lambda: (outs, [])) if self.new is None else partial(self.new, given)
+            for program in self.programs:
+                results = MODULE.repeat(program, arrays, new, *random, number)
+                if results is not None:
                     if library is not None:
                         library.written(others[self.scales :])
-                    return made[0]
+                    return results
         return None
 
 
@@ -94,8 +97,9 @@ class ListPlan:
     is_random: bool
     #: Of the host, by the dtype of an array.
     by_dtype: dict[Any, Any] = field(default_factory=dict)
-    #: Of devices, by `_asked`.
+    #: Of devices, by `_key`; and the latest of arrays of CuPy with what was asked: the module looks at these itself.
     calls: dict[Any, ListCalls] = field(default_factory=dict)
+    latest: tuple[Any, ListCalls] | None = None
     plan: Any = None
 
     def run(
@@ -112,11 +116,23 @@ class ListPlan:
         elif seed is not None or type(offset) is not int or offset:
             return None
         try:
-            key, others, number = _asked(given, scale, outs, amax, finite)
+            asked, others, number = _asked(given, scale, outs, amax, finite)
         except (AttributeError, TypeError, ValueError, OverflowError):
             return None
-        known = self.calls.get(key)
-        return None if known is None else known.serve(given, others, outs, random, number)
+        latest = None if self.latest is None or self.latest[0] != asked else self.latest[1]
+        results = None if latest is None else latest.serve(given, others, outs, random, number)
+        if results is not None:
+            return results
+        try:
+            known = self.calls.get(_key(asked, given, others))
+        except (AttributeError, TypeError, ValueError):
+            return None
+        if known is None or known is latest:
+            return None
+        results = known.serve(given, others, outs, random, number)
+        if results is not None and known.library is None and not known.packed:
+            self.latest = asked, known
+        return results
 
 
 #: The numbers that a scale may be, the last offset, which leaves room for the words of all arrays, and the last seed.
@@ -127,8 +143,8 @@ _BYTE = np.dtype(np.uint8)
 
 
 def _asked(given: list[Any], scale: Any, outs: Any, amax: Any, finite: Any) -> tuple[Any, list[Any], float]:
-    """What decides on the launches of a call; its other arrays, those that are written last; and the number that it
-    multiplies with. Any exception for what no plan is for."""
+    """What decides on the launches of a call beside its arrays; its other arrays, those that are written last; and the
+    number that it multiplies with. Any exception for what no plan is for."""
     others: list[Any] = []
     number, scaling = 1.0, "none"
     if type(scale) in _NUMBERS:
@@ -146,8 +162,12 @@ def _asked(given: list[Any], scale: Any, outs: Any, amax: Any, finite: Any) -> t
         others.append(amax)
     if finite is not None:
         others.append(finite)
-    key = len(given), scaling, outs is None, amax is None, finite is None, *map(_LAYOUT, given), *map(_LAYOUT, others)
-    return key, others, number
+    return (len(given), scaling, outs is None, amax is None, finite is None), others, number
+
+
+def _key(asked: Any, given: list[Any], others: list[Any]) -> tuple[Any, ...]:
+    """All that decides on the launches of a call. Any exception for arrays that no plan is for."""
+    return *asked, *map(_LAYOUT, given), *map(_LAYOUT, others)
 
 
 #: The most kinds of call, and what they keep.
@@ -192,7 +212,6 @@ def keep(calls: Sequence[Call], outs: list[Any] | None, to: Any, dst: DType, opt
                     known.by_dtype[call.given.dtype] = plan
     _keep_on_device(known, calls, outs, options, finite)
     if known.by_dtype or known.calls:
-        plans.KINDS.add(kind)
         plans.keep_list(given, to, *options[:9], None, outs, True, finite, False, known.plan)
 
 
@@ -237,7 +256,8 @@ def _keep_on_device(
         return
     given, made = [call.given for call in calls], [call.result for call in calls] if outs is None else []
     try:
-        key, others, _ = _asked(given, options.scale, outs, options.amax, finite)
+        asked, others, _ = _asked(given, options.scale, outs, options.amax, finite)
+        key = _key(asked, given, others)
     except (AttributeError, TypeError, ValueError, OverflowError):
         return
     arrays = _placed([*given, *others, *made], library)
@@ -257,6 +277,7 @@ def _keep_on_device(
         packed = any(type(x) is PackedArray for x in (*given, *others))
         new = _new(calls, library) if outs is None else None
         before = ListCalls(device, library, packed, reads - len(given), new)
+    known.latest = None
     known.calls[key] = before._replace(programs=(program, *before.programs[: _MOST - 1]))
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DTYPES, DType, is_foreign
 from gpucast.core.extension import MODULE
 from gpucast.core.rule import CAST_VERSIONS, CastRule, Options
@@ -20,25 +21,25 @@ from gpucast.host import loops
 from gpucast.kernel import ON_NEW_DRIVER
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-#: Stands for a second argument that was not given, as in ``cast(x, dtype="float16")``.
-_MISSING = object()
-_ndarray = np.ndarray
 
 
 def _nothing(*call: Any) -> None:
     """Keep no plan: without the extension module every call takes the checked path."""
 
 
-def function(roles: str, **defaults: Any) -> tuple[Callable[..., Any], Callable[..., None]]:
+def function(
+    roles: str, *, second: tuple[str, Any] = ("to", ...), **defaults: Any
+) -> tuple[Callable[..., Any], Callable[..., None]]:
     """``hit`` and ``keep`` of a public function with these keywords, in their order.
 
     ``hit(x, to, keywords)``, or ``hit(x, to, ...)`` with all of them: the result of a call for which there is a plan;
     None, nothing done, for any other call. ``keep(x, to, ..., plan)`` makes the plan serve calls like this one.
     A role says how a keyword takes part in the search: "k" by what it is, "f" by whether it is None, "." not at all.
+    `second`: the name of the second argument, and its default, or ``...``.
     """
     if MODULE is None:
         return _nothing, _nothing
-    found: tuple[Any, Any] = MODULE.function(tuple(defaults), tuple(defaults.values()), roles)
+    found: tuple[Any, Any] = MODULE.function(*second, tuple(defaults), tuple(defaults.values()), roles)
     _hits.append(found[0])
     for look in _looks:
         look(found[0])
@@ -67,30 +68,31 @@ hit_list, keep_list = function(
     finite=None,
     floating_only=False,
 )
-#: The classes of x for which there may be plans.
-KINDS: set[type] = {np.ndarray}
 
 
-def by_plan(checked: _Function) -> _Function:
-    """The same function of an array and its new type, which takes the result of a plan where there is one."""
+def by_plan(hit: Callable[..., Any]) -> Callable[[_Function], _Function]:
+    """The same function of an array, what it is to become, and keywords, which takes the result of a plan where `hit`
+    gives one."""
 
-    # Keywords that are not given cost nothing: so a call takes half as long as with a parameter for each.
-    @wraps(checked)
-    def cast(x: Any, to: Any = _MISSING, **keywords: Any) -> Any:
-        # Most arrays first: a cast of one element takes no longer than these lines.
-        if type(x) is _ndarray:
+    def decorated(checked: _Function) -> _Function:
+        function: Any = checked
+        name, second, required = function.__name__, function.__code__.co_varnames[1], not function.__defaults__
+
+        # Keywords that are not given cost nothing: so a call takes half as long as with a parameter for each.
+        @wraps(checked)
+        def call(x: Any = ..., to: Any = ..., /, **keywords: Any) -> Any:
             result = hit(x, to, keywords)
             if result is not None:
                 return result
-        elif type(x) in KINDS:
-            result = hit(x, to, keywords)
-            if result is not None:
-                return result
-        if to is _MISSING:
-            raise TypeError("cast: the type is missing; the second argument is `to`: gpucast.cast(x, 'FLOAT16')")
-        return checked(x, to, **keywords)
+            if to is not ...:
+                return checked(x, to, **keywords)
+            if required and second not in keywords:
+                raise TypeError(f"{name}: no type is given; expected one: the second argument is `{second}`")
+            return checked(**keywords) if x is ... else checked(x, **keywords)
 
-    return cast  # type: ignore[return-value]
+        return call  # type: ignore[return-value]
+
+    return decorated
 
 
 forget: Callable[[], None] = _nothing if MODULE is None else MODULE.forget
@@ -98,7 +100,7 @@ count: Callable[[], int] = (lambda: 0) if MODULE is None else MODULE.count_plans
 
 
 def make(
-    kind: Literal["numpy", "cupy", "tensors", "list", "quantized", "dequantized", ""],
+    kind: Literal["numpy", "cupy", "packed", "tensors", "list", "quantized", "dequantized", ""],
     run: Callable[..., Any] | None = None,
     empty: Callable[[Any], Any] | None = None,
     rule: CastRule | None = None,
@@ -125,7 +127,6 @@ def keep(x: Any, to: Any, options: Options, rule: CastRule, plan: Any) -> None:
     if not (options.copy is True or (options.copy is False and rule.src is not rule.dst)):
         return
     if is_lasting(x.dtype, to, *options[:5]):
-        KINDS.add(type(x))
         _keep(x, to, *options[:12], plan)
 
 
@@ -144,6 +145,15 @@ def of_arrays(rule: CastRule, fuses: bool, scaled: bool) -> Any:
     """The plan for casts of NumPy's arrays; None where there is none."""
     found = works(rule, fuses, scaled)
     return None if found is None else of_works(rule, found)
+
+
+@lru_cache(maxsize=1024)
+def of_packed(rule: CastRule, fuses: bool, scaled: bool) -> Any:
+    """The plan for casts of packed elements in NumPy's bytes; None where there is none."""
+    found, bits = works(rule, fuses, scaled), (rule.src.bits, rule.dst.bits if rule.dst.packed else 0)
+    if found is None:
+        return None
+    return make("packed", rule=rule, works=found, library=PackedArray, made=rule.dst, bits=bits)
 
 
 def of_works(rule: CastRule, works: bytes) -> Any:

@@ -19,7 +19,7 @@ from gpucast.convert.reporting import outcome_json
 from gpucast.convert.running import cluster, outcome
 from gpucast.convert.running.work import UnfinishedWork
 from gpucast.convert.scales import scale_styles, scaling
-from gpucast.core.dtypes import DType
+from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.errors import meant, printable, printable_lines
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.files import FileError
@@ -54,7 +54,7 @@ _SCALES = f"""\
     block (128 of a row; of float8 128x128). mx: 32, the scales powers of two; nvfp4: 16, and one more scale for the
     tensor. none: a plain cast without scales
 --style STYLE  the loader that will read the result: it decides names, layout and config.json.
-    One of {", ".join(scale_styles.STYLES)} (default: {scale_styles.STYLES[0]}; required if there is a config.json).
+    One of {", ".join(scale_styles.STYLES)} (default: {scale_styles.DEFAULT}; required if there is a config.json).
     Or a recipe (`gpucast recipes`), which decides the codes and scales, too, in the style of a loader that takes them
 --repack  convert only tensors that have scales already, and keep every number; refused where one would change
 """
@@ -153,9 +153,10 @@ def _style(text: str) -> str:
         return text
     if text.lower().replace("_", "-") in RECIPES:
         return recipes.find_recipe(text, "").name
-    if loaded := [style for style, by in scale_styles.LOADERS.items() if text.lower() in map(str.lower, by)]:
+    if loaded := [style for style, one in scale_styles.STYLES.items() if text.lower() in map(str.lower, one.loaders)]:
         raise ValueError(f"{text!r} is a loader, not a style; it reads {' and '.join(loaded)}.")
-    scales = {format.name: f"--to {kind} --scale {scale}" for kind, scale, format in scaling.all_formats()}
+    every = ((kind, scale, format) for kind in DTYPES for scale, format in scaling.formats(kind).items())
+    scales = {format.name: f"--to {kind} --scale {scale}" for kind, scale, format in every}
     scales |= dict.fromkeys(("fp8", "float8", "int4", "int8", "fp4"), "--to and --scale")
     if option := scales.get(text.lower()) or (text in scaling.SCALES and f"--scale {text}"):
         raise ValueError(f"{text!r} is a format, not a style: give it with {option}.")

@@ -32,13 +32,14 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
     for _, tensor in plan.left_alone:
         by_reason.setdefault(_shown(tensor.why), []).append(f"{tensor.name!r} ({_shown(tensor.kind)})")
     for reason, names in by_reason.items():
-        why = f", for {reason}" if reason else ""
+        why = f" ({reason})" if reason else ""
         lines.append(f"left alone{why}: {_some(names)}")
     beside: dict[str, list[str]] = {}
     for file in plan.files:
         for part in file.sources:
-            for name, what in part.scales.left_out.items():
+            for name, what in part.scales.dropped.items():
                 beside.setdefault(what, []).append(repr(name))
+    beside.pop("", None)
     for what, names in beside.items():
         lines.append(f"dropped, {what}: {_shown(_some(names))}")
     copied = sum(file.tensors is None for file in plan.files)
@@ -59,8 +60,8 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
         if scaling.is_of_own_rule(plan.request, result.plan.kind, result.plan.dtype)
     ]
     if of_own:
-        writer = scale_styles.WRITERS[plan.request.style]
-        lines.append(f"by gpucast's own rule, since no recipe has {writer}'s codes and scales: {_some(of_own)}")
+        writer = scale_styles.STYLES[plan.request.style].writer
+        lines.append(f"by gpucast's own rule, since no recipe has the codes and scales of {writer}: {_some(of_own)}")
     if kept := sum(result.plan.lossless for result in results):
         lines.append(f"lossless: {counted(kept, 'tensor')} with every value kept and compared")
     if outcome.resumed:
@@ -73,7 +74,7 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
     files = "" if plan.single else f" of {counted(len({result.file.name for result in results}), 'file')}"
     same = sum(result.plan.kind == getattr(result.plan.dtype, "name", "") for result in results)
     if same:
-        lines.append(f"of the type already: {counted(same, 'tensor')}")
+        lines.append(f"of that type before, and as they were: {counted(same, 'tensor')}")
     lines.append(
         f"{plan.target}: {counted(len(results) - same, 'tensor')}{files} cast to {', '.join(types) or 'nothing'}, "
         f"{lost.elements:,} elements, {_sizes(bytes_in, bytes_out)}{_quality(results)}"
@@ -96,7 +97,7 @@ def _quality(results: list[Result]) -> str:
         if (errors := result.statistics.errors) is not None and (ratio := errors.sqnr_db) is not None
     ]
     reports = [
-        scaling.unexpected(result.statistics.report)
+        counts.unexpected(result.statistics.report)
         if len(result.plan.names) > 1
         else dataclasses.replace(result.statistics.report, underflowed=0)
         for result in results

@@ -67,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
                 print(f"only in {printable(path)}: {counted(len(names), 'tensor')}, such as {printable(names[0])!r}")
         for text in problems:
             print(f"not compared: {text}")
-        print(f"{differ:,} of {len(rows):,} tensors differ")
+        known = [(ratio, found.name) for found in rows if (ratio := found.sqnr_db) is not None]
+        worst = f"; SQNR {min(known)[0]:.1f} dB at worst, of {_short(printable(min(known)[1]), _NAME)}" if known else ""
+        print(f"{differ:,} of {len(rows):,} tensors differ{worst}")
     return int(bool(differ or problems or any(missing.values())))
 
 

@@ -7,6 +7,7 @@ import argparse
 import json
 import math
 from collections.abc import Iterable, Mapping
+from itertools import compress
 from typing import Any
 
 from gpucast.core.dtypes import DTYPES, DType, finfo
@@ -105,7 +106,10 @@ def range_text(row: Mapping[str, Any]) -> str:
 
 
 def columns(lines: list[list[str]], numbers: int = 0) -> str:
-    """Lines of cells as aligned text; in the last columns, `numbers` of them, at the right."""
+    """Lines of cells as aligned text, without columns that hold nothing below their heading; in the last columns,
+    `numbers` of them, at the right."""
+    shown = [any(cells[1:]) or len(lines) == 1 for cells in zip(*lines, strict=True)]
+    lines = [list(compress(line, shown)) for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     signs = "<" * (len(widths) - numbers) + ">" * numbers
     row = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from gpucast.cli import arguments
@@ -48,27 +49,19 @@ def run(args: argparse.Namespace) -> int:
     with arguments.created(args.output) as file:
         assert file is not None
         file.write(folded.SerializeToString())
-    before, after = casts(model), casts(folded)
-    left = "; those of tensors in files beside it stay" if after and casts_of_files(folded) else ""
-    print(f"{args.output}: {before - after} of {before} casts folded{left}")
+    before, after = (
+        [node for graph in (one.graph, *one.functions) for node in casts(graph)] for one in (model, folded)
+    )
+    elsewhere = {tensor.name for tensor in folded.graph.initializer if tensor.external_data}
+    left = "; those of tensors in files beside it stay" if any(node.input[0] in elsewhere for node in after) else ""
+    print(f"{args.output}: {len(before) - len(after)} of {len(before)} casts folded{left}")
     return 0
 
 
-def casts_of_files(model: Any) -> bool:
-    """Whether the graph of a model casts a tensor that is in a file beside it."""
-    elsewhere = {tensor.name for tensor in model.graph.initializer if tensor.external_data}
-    return any(is_cast(node) and node.input[0] in elsewhere for node in model.graph.node)
-
-
-def is_cast(node: Any) -> bool:
-    return node.op_type in ("Cast", "CastLike") and node.domain in ("", "ai.onnx")
-
-
-def casts(model: Any) -> int:
-    """How many casts the graph of a model, its subgraphs and its functions have."""
-    return sum(count_in(graph) for graph in (model.graph, *model.functions))
-
-
-def count_in(graph: Any) -> int:
-    own = sum(map(is_cast, graph.node))
-    return own + sum(count_in(one) for node in graph.node for one in inner_graphs(node))
+def casts(graph: Any) -> Iterator[Any]:
+    """The casts of a graph or function, and of its subgraphs."""
+    for node in graph.node:
+        if node.op_type in ("Cast", "CastLike") and node.domain in ("", "ai.onnx"):
+            yield node
+        for inner in inner_graphs(node):
+            yield from casts(inner)

@@ -17,7 +17,7 @@ from typing import Any
 from gpucast.core.errors import SlowHostWarning
 
 #: `interface` of ``kernels/host/module.cpp``.
-_INTERFACE = 10
+_INTERFACE = 11
 _THREADS = "GPUCAST_HOST_THREADS"
 #: What the build writes where it cannot build the module. A text: `pathlib` would take longer to import than the rest.
 MISSING = os.path.join(os.path.dirname(os.path.dirname(__file__)), "_host_missing.txt")

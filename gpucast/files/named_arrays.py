@@ -13,15 +13,14 @@ from gpucast.arrays import composites, libraries
 from gpucast.arrays.bitpacking import unpack_codes
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting import engines
-from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files import raw_data, tensor_file
 from gpucast.files.tensor import CHUNK_BYTES, FileError, NDArray, Spec, Tensor, checked_name, slices
 from gpucast.kernel import devices, streams
 
-#: Where the arrays of these libraries may be; others are registered adapters.
-_NATIVE = {"numpy": "on the host", "cupy": "on a device"}
+#: Where the arrays of these libraries are; others are registered adapters.
+_NATIVE = {"numpy": "cpu", "cupy": "cuda"}
 
 
 @exact()
@@ -188,21 +187,19 @@ class _Place:
         if library not in (None, *_NATIVE, *others):
             names = ", ".join(map(repr, (*_NATIVE, *others)))
             raise ValueError(f"{caller}: library={library!r} is not known; expected one of {names}")
-        self.device = devices.parse("cuda" if library == "cupy" and device is None else device, caller)
-        on_device = self.device not in (None, "cpu")
-        if library in _NATIVE and on_device != (library == "cupy"):
-            raise ValueError(f"{caller}: library={library!r} has arrays {_NATIVE[library]}; got device={device!r}")
-        if on_device:
-            devices.require(caller)
+        own = _NATIVE.get(library)
+        place = devices.parse(device, caller) or own or "cpu"
+        if own is not None and own != place.partition(":")[0]:
+            raise ValueError(f"{caller}: library={library!r} has arrays of {own!r}; got device={device!r}")
+        self._engine = engines.named(place, caller)
         self.library = library if library in others else None
         self._adapter = None if self.library is None else libraries.of_library(self.library)
 
     def native(self, tensor: Tensor) -> Any:
         """The array of a tensor, of NumPy or CuPy."""
         array = _read(tensor)
-        if self.device in (None, "cpu") or tensor.dtype is None or tensor.dtype.family == "string":
-            return array
-        return cast(array, tensor.dtype, device=self.device)
+        is_text = tensor.dtype is None or tensor.dtype.family == "string"
+        return array if is_text else self._engine.take(array)
 
     def array(self, tensor: Tensor) -> Any:
         """The array of a tensor in the library."""

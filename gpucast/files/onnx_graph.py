@@ -41,10 +41,7 @@ def check(model: Any, changes: Mapping[str, DType], path: str) -> None:
     inputs = {value.name for value in model.graph.input}
     for name, onnx_type in changes.items():
         if name in inputs:
-            raise FileError(
-                f"{path}: initializer {name!r} is an input of the graph too: its type is what callers rely on, "
-                "and cannot be changed; leave it out with --exclude"
-            )
+            raise _is_input(name, path)
         if onnx_type.family == "string":
             raise FileError(f"{path}: initializer {name!r} cannot become text in a model")
         if opset is None or opset < 1:
@@ -57,6 +54,13 @@ def check(model: Any, changes: Mapping[str, DType], path: str) -> None:
             )
         except (TypeError, ValueError) as error:
             raise FileError(f"{error}; onnx.version_converter brings a model to a newer opset") from None
+
+
+def _is_input(name: str, path: str) -> FileError:
+    return FileError(
+        f"{path}: initializer {name!r} is an input of the graph too: its type is what callers rely on, and cannot be "
+        "changed; leave it out with --exclude"
+    )
 
 
 def retype(model: Any, before: Mapping[str, int]) -> None:
@@ -120,10 +124,7 @@ def check_linear(
     for codes, one in linear.items():
         kind = types[codes]
         if one.of in inputs:
-            raise FileError(
-                f"{path}: initializer {one.of!r} is an input of the graph too: its type is what callers rely on, "
-                "and cannot be changed; leave it out with --exclude"
-            )
+            raise _is_input(one.of, path)
         if kind is None or f"tensor({kind.name.lower()})" not in accepted:
             raise FileError(f"{path}: DequantizeLinear of opset {opset} does not take {kind and kind.name}")
 

@@ -78,7 +78,7 @@ class Model:
             return next(held[name].pieces(-(-count // 4) * 4))[:count]
 
         #: For each initializer why it is no weight; "" if it is.
-        self.weights = onnx_weights.of_model(self.proto, first)
+        self.weights = onnx_weights.Graph(self.proto.graph, first).weights()
 
     @property
     def locations(self) -> set[str]:

@@ -67,11 +67,6 @@ _WAY = "; --as-weights casts it"
 First = Callable[[str, int], NDArray]
 
 
-def of_model(model: Any, first: First) -> dict[str, str]:
-    """For each initializer of the main graph why it is no weight; "" if it is."""
-    return _Graph(model.graph, first).all()
-
-
 @dataclass(frozen=True, eq=False)
 class _Node:
     """A node, with the names of values as no other graph has them."""
@@ -85,7 +80,9 @@ class _Node:
         return next((one for one in self.proto.attribute if one.name == name), None)
 
 
-class _Graph:
+class Graph:
+    """The graph of a model, whose initializers are weights or not."""
+
     def __init__(self, graph: Any, first: First) -> None:
         self._first = first
         self._uses: dict[str, list[tuple[_Node, int]]] = {}
@@ -97,7 +94,8 @@ class _Graph:
         self._graphs = 0
         self._enter(graph, {})
 
-    def all(self) -> dict[str, str]:
+    def weights(self) -> dict[str, str]:
+        """For each initializer of the main graph why it is no weight; "" if it is."""
         return {name: self._why_not(name, shape, name, set()) for name, shape in self._sizes.items()}
 
     def _enter(self, graph: Any, around: dict[str, str]) -> None:
@@ -116,7 +114,8 @@ class _Graph:
             for name in proto.output if number else ():
                 here[name] = f"{name}\0{number}" if name else ""
             inputs, outputs = tuple(map(named, proto.input)), tuple(map(named, proto.output))
-            node = _Node(_operator(proto), inputs, outputs, proto)
+            kind = proto.op_type if proto.domain in _DOMAINS else f"{proto.domain}.{proto.op_type}"
+            node = _Node(kind, inputs, outputs, proto)
             for place, name in enumerate(node.inputs):
                 self._uses.setdefault(name, []).append((node, place))
             self._makers |= dict.fromkeys(outputs, node)
@@ -253,10 +252,6 @@ class _Graph:
         return held is None or int(np.prod(held.dims)) == 1
 
 
-def _operator(proto: Any) -> str:
-    return proto.op_type if proto.domain in _DOMAINS else f"{proto.domain}.{proto.op_type}"
-
-
 def _weights_of(node: _Node) -> tuple[int, ...]:
     table = _MICROSOFT if node.proto.domain == "com.microsoft" else _ONNX
     return table.get(node.kind, ())
@@ -312,7 +307,8 @@ def lift_constants(model: Any) -> None:
     if model.ir_version < 4:
         return
     main, every = model.graph, list(_graphs(model.graph))
-    defined = Counter(name for graph in every for name in _defined(graph))
+    defined = Counter(value.name for graph in every for value in (*graph.input, *graph.initializer))
+    defined.update(name for graph in every for node in graph.node for name in node.output)
     taken = onnx_graph.names_of(main)
     for graph in every:
         fixed = {value.name for value in (*graph.input, *graph.output)}
@@ -339,8 +335,3 @@ def _graphs(graph: Any) -> Iterator[Any]:
     for node in graph.node:
         for inner in inner_graphs(node):
             yield from _graphs(inner)
-
-
-def _defined(graph: Any) -> Iterator[str]:
-    yield from (value.name for value in (*graph.input, *graph.initializer))
-    yield from (name for node in graph.node for name in node.output)

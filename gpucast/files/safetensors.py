@@ -33,7 +33,7 @@ from gpucast.files.tensor import Writer as TensorWriter
 _METADATA = "__metadata__"
 _DTYPE, _SHAPE = "gpucast.dtype.", "gpucast.shape."
 #: Bits of known types that Cast does not take.
-_OTHER_BITS = {"C64": 64}
+OTHER_BITS = {"C64": 64}
 
 
 def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
@@ -116,7 +116,7 @@ def _tensor(file: BinaryIO, start: int, name: str, entry: Any, path: str) -> tup
     lengths = checked_lengths(shape, path, name)
     begin, end = offsets
     onnx_type = _dtype(code)
-    bits = _OTHER_BITS.get(code) if onnx_type is None else onnx_type.bits
+    bits = OTHER_BITS.get(code) if onnx_type is None else onnx_type.bits
     claimed = None if bits is None else math.prod(lengths) * bits
     if claimed is not None and claimed != (end - begin) * 8:
         raise FileError(
@@ -260,7 +260,7 @@ class Writer(TensorWriter):
 def _entry(spec: Spec, path: str) -> _Entry:
     onnx_type = spec.dtype
     if spec.source is not None:
-        bits = _OTHER_BITS.get(spec.source.kind, 8) if onnx_type is None else onnx_type.bits
+        bits = OTHER_BITS.get(spec.source.kind, 8) if onnx_type is None else onnx_type.bits
         return _Entry(spec.source.kind, spec.shape, bits, spec.source.nbytes)
     assert onnx_type is not None
     if onnx_type.family == "string":

@@ -86,6 +86,9 @@ class Driver(Protocol):
         Any dtype will do, also those that CuPy does not know.
         """
 
+    def allocate(self, nbytes: int) -> Any:
+        """Memory on the current device, for an array."""
+
     def empty_all(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Any]:
         """`empty` of several."""
 
@@ -288,10 +291,16 @@ class CupyDriver:
         return multiprocessors * int(driver.occupancyMaxActiveBlocksPerMultiprocessor(function, threads, 0))
 
     @cached_property
+    def allocate(self) -> Callable[[int], Any]:
+        from cupy.cuda import alloc
+
+        return alloc  # type: ignore[no-any-return]
+
+    @cached_property
     def empty(self) -> Callable[..., Any]:
         import cupy
 
-        array, allocate = cupy.ndarray, cupy.cuda.alloc
+        array, allocate = cupy.ndarray, self.allocate
 
         def empty(shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
             # CuPy checks the dtype only where it allocates by itself.

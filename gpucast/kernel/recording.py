@@ -38,6 +38,8 @@ class Recording:
     made: list[Any] = field(default_factory=list)
     #: The cell in which blocks meet, which calls of a stream share; none in most calls.
     cells: list[Any] = field(default_factory=list)
+    #: Arrays of single numbers that no call writes, with these numbers: those of a stream.
+    numbers: list[tuple[Any, float]] = field(default_factory=list)
     #: False after a step that no program repeats, such as a copy to the host.
     is_whole: bool = True
 
@@ -102,13 +104,14 @@ Step = tuple[Callable[..., None], int, bytes, tuple[tuple[int, int, int], ...]]
 class Program(NamedTuple):
     """Launches that can be repeated."""
 
-    #: For ``MODULE.repeat(launches, given, others, seed, offset, number)``: it launches for the given arrays, which may
-    #: stand as their addresses, and for the others at these: those that are kept, the cells, and the new ones. False,
-    #: nothing done, for arrays that lie in another way.
+    #: For ``MODULE.repeat(launches, given, new, seed, offset, number)``: it launches for the given arrays, which may
+    #: stand as their addresses, and for the others at these: those that are kept, the cells, the numbers, and the new
+    #: ones. None, nothing done, for arrays that lie in another way.
     launches: Any
     new: tuple[Memory, ...]
     #: How many cells the launches share.
     cells: int
+    numbers: tuple[float, ...]
 
 
 def program(
@@ -121,7 +124,10 @@ def program(
 ) -> Program | None:
     """The program of a call with these arrays, of which the first are read and the others written, and with kept memory
     of these addresses and bytes; None for one that cannot be repeated."""
-    made = [(int(x.data.ptr), int(x.nbytes)) for x in (*recording.cells, *recording.made)]
+    made = [
+        (int(x.data.ptr), int(x.nbytes))
+        for x in (*recording.cells, *(one for one, _ in recording.numbers), *recording.made)
+    ]
     others = [*kept, *made]
     arrays = [*((one.address, one.nbytes) for one in given), *others]
     if not recording.is_whole:
@@ -153,7 +159,8 @@ def program(
     if random is not None and not is_random:
         return None
     launches = repeated(steps, given, reads, [address for address, _ in others], device)
-    return Program(launches, tuple(Memory(x.shape, x.dtype, x.strides) for x in recording.made), len(recording.cells))
+    new = tuple(Memory(x.shape, x.dtype, x.strides) for x in recording.made)
+    return Program(launches, new, len(recording.cells), tuple(value for _, value in recording.numbers))
 
 
 def repeated(steps: Sequence[Step], given: Sequence[Given], reads: int, others: Sequence[int], device: int) -> Any:

@@ -23,6 +23,7 @@ batch gets the same random bits, as if it were cast alone.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,10 @@ except ImportError as error:
 
 from gpucast.arrays.libraries import CastFunction, Lent, Library, visit
 from gpucast.arrays.packed import PackedArray, device_index
+from gpucast.casting import plans
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import Options, destination
+from gpucast.core.extension import MODULE
+from gpucast.core.rule import Options, destination, resolve
 from gpucast.libraries import dlpack, jax_traced
 
 __all__ = ["ADAPTER", "take"]
@@ -103,6 +106,36 @@ def _to_jax(y: Any, like: Any) -> Any:
     return jax.device_put(y, next(iter(like.devices())) if of_like else jax.devices("cpu")[0])
 
 
+def _view(x: Any) -> Any:
+    """The numbers of an array on one CPU; None for any other."""
+    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or not isinstance(x.dtype, np.dtype):
+        return None
+    if len(x.devices()) != 1 or not _is_on_cpu(x):
+        return None
+    try:
+        return np.asarray(x)
+    except RuntimeError:
+        # Such as one that was given away.
+        return None
+
+
+@lru_cache(maxsize=1024)
+def _plan(to: Any, dst: DType, *keyed: Any) -> Any:
+    """The plan of casts of arrays on a CPU: that of NumPy's, into memory that JAX shares."""
+    if MODULE is None:
+        return None
+
+    def run(x: Any, seed: Any, offset: Any, scale: Any, amax: Any, out: Any) -> Any:
+        native = None if out is not None else _view(x)
+        if native is None:
+            return None
+        y = _aligned(native.shape, dst)
+        done = plans.hit(native, to, *keyed, seed, offset, scale, amax, None, y, True)
+        return None if done is None else jax.device_put(y, next(iter(x.devices())))
+
+    return plans.make("", run)
+
+
 class JaxLibrary(Library):
     """JAX arrays."""
 
@@ -137,7 +170,12 @@ class JaxLibrary(Library):
         y = cast(array, to, inside)
         if out is not None:
             return out
+        if inside is not options and dst.bits < 64:
+            plans.keep(x, to, options, resolve(dtype(x.dtype), dst, options), _plan(to, dst, *options[:5]))
         return x if y is array else _to_jax(y, x)
+
+    def view(self, x: Any) -> Any:
+        return _view(x)
 
     def is_transforming(self, x: Any) -> bool:
         return isinstance(x, jax.core.Tracer)

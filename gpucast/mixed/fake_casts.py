@@ -17,7 +17,6 @@ import numpy as np
 
 from gpucast.arrays import libraries
 from gpucast.arrays.array import Array
-from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import bounds_meet
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting import calls, engines
@@ -110,7 +109,7 @@ def fake_cast(
     with_gradient = libraries.function_of(x, CALLER)
     if with_gradient is not None:
         return with_gradient(x, to, options, axis)
-    return untraced(there_and_back, x, to, options, axis)
+    return there_and_back(x, to, options, axis)
 
 
 def there_and_back(x: Any, to: Any, options: Options, axis: Any) -> Any:
@@ -145,7 +144,9 @@ def _ask_on_device(to: Any, saturate: Any, round_mode: Any, opset: Any, rounding
 def _host_plan(x: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
     """The plan of a call on the host, if there may be one."""
     narrow, scale, amax = narrow_type(to), keywords[7], keywords[8]
-    if type(x) not in HOST_KINDS or isinstance(narrow, Format):
+    if isinstance(narrow, Format):
+        return _blocks_plan(to, dtype(x.dtype), keywords[4], keywords[-1]) if type(x) is np.ndarray else None
+    if type(x) not in HOST_KINDS:
         return None
     rule, scaled = CastRule(dtype(x.dtype), dtype(x.dtype)), scale is not None
     there = rule_of(rule.src, narrow, Options(*keywords[:9])._replace(caller=CALLER))
@@ -153,6 +154,19 @@ def _host_plan(x: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
     fuses = scaled or amax is not None or keywords[5] is not None
     kind: Any = type(x)
     return _made_plan(kind, rule, there, back, fuses, scaled)
+
+
+@lru_cache(maxsize=256)
+def _blocks_plan(to: Any, src: DType, rounding: Any, axis: Any) -> Any:
+    """Of NumPy's arrays, into a new one: the plans of both calls."""
+
+    def run(x: Any, seed: Any, offset: Any, scale: Any, amax: Any, out: Any) -> Any:
+        if out is not None:
+            return None
+        q = quantize(x, to, axis=axis, rounding=rounding, seed=seed, offset=offset, scale=scale, amax=amax)
+        return dequantize(q, src)
+
+    return cast_plans.make("", run)
 
 
 @lru_cache(maxsize=1024)

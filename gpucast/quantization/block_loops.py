@@ -128,6 +128,20 @@ class Quantizing(ctypes.Structure):
     )  # fmt: skip
 
 
+class Grouping(ctypes.Structure):
+    """`Grouping` of ``kernels/host/groups.hpp``, up to the works of casts."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_uint64)
+            for name in (
+                "rows", "columns", "result_rows", "groups", "pad", "src_bytes", "end_bytes", "dst_bits", "block",
+            )
+        ),
+        ("quantizing", Quantizing),
+    )  # fmt: skip
+
+
 class Transforming(ctypes.Structure):
     """`Transforming` of ``kernels/host/quantize.hpp``."""
 

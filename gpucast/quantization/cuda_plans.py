@@ -10,6 +10,7 @@ tuples of these.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from gpucast import casting, kernel
@@ -22,8 +23,8 @@ from gpucast.core.extension import MODULE
 from gpucast.core.fuse import NO_WORDS, Random
 from gpucast.kernel.recording import Given, Memory, Program, Recording, program
 
-#: The most kinds of arrays of a plan.
-_MOST = 256
+#: The most kinds of arrays of a plan, and entries of a shape.
+_MOST, _MOST_ENTRIES = 256, 8
 
 
 class Asked(NamedTuple):
@@ -193,34 +194,40 @@ class _Known(NamedTuple):
         return result
 
     def _launch(self, asked: Asked, given: list[Any]) -> Any:
+        def new() -> tuple[list[Any], list[int]] | None:
+            if repeated.new and cuda.capturing():
+                return None
+            others: list[int] = []
+            if self.kept:
+                workspace = asked.keeper.workspace(asked.caller)
+                for name in self.kept:
+                    held = workspace.kept(name)
+                    if held is None:
+                        return None
+                    others.append(casting.cuda.address(held))
+            if repeated.cells or repeated.numbers:
+                of_stream = casting.cuda_workspace.Workspace(asked.caller, self.device)
+                others += [of_stream.cell().data.ptr] * repeated.cells if repeated.cells else []
+                others += [of_stream.number(value).data.ptr for value in repeated.numbers]
+            made = [cuda.empty(*one) for one in repeated.new]
+            others += [one.data.ptr for one in made]
+            return made, others
+
         cuda, repeated = kernel.driver.driver(), self.program
-        if repeated.new and cuda.capturing():
-            return None
-        others: list[int] = []
-        if self.kept:
-            workspace = asked.keeper.workspace(asked.caller)
-            for name in self.kept:
-                held = workspace.kept(name)
-                if held is None:
-                    return None
-                others.append(casting.cuda.address(held))
-        if repeated.cells:
-            cell = casting.cuda_workspace.Workspace(asked.caller, self.device).cell()
-            others += [cell.data.ptr] * repeated.cells
-        made = [cuda.empty(*one) for one in repeated.new]
-        others += [one.data.ptr for one in made]
-        if not MODULE.repeat(repeated.launches, given, others, *(asked.random or NO_WORDS), 1.0):
-            return None
-        if self.places is None:
-            return asked.out
+        made = MODULE.repeat(repeated.launches, given, new, *(asked.random or NO_WORDS), 1.0)
+        if made is None or self.places is None:
+            return None if made is None else asked.out
         return _build(self.form, iter([place.of(made, self.adapter) for place in self.places]))
 
 
 class CudaPlan:
     """What calls keep that differ in their arrays alone, and in what `ask` finds of them."""
 
-    def __init__(self, ask: Ask) -> None:
-        self.ask, self.plan = ask, plans.make("", self.run)
+    def __init__(self, ask: Ask, kind: Literal["quantized", "dequantized", ""]) -> None:
+        #: By the shape of the first array those for the module, of calls that choose nothing else; the latest first.
+        self.entries: dict[Any, list[tuple[Any, ...]]] = {}
+        self.ask, self.kind = ask, kind
+        self.plan = plans.make(kind, self.run, kernels=self.entries if kind else None)
         self.known: dict[tuple[Any, ...], _Known] = {}
 
     def run(self, *arguments: Any) -> Any:
@@ -238,8 +245,57 @@ class CudaPlan:
             return None
         if len(self.known) >= _MOST:
             self.known.clear()
+            self.entries.clear()
         self.known[asked.plan_key] = known
+        is_quantized = self.kind == "quantized"
+        entry = _entry(asked, known, result, result if is_quantized else arguments[0]) if self.kind else None
+        if entry is not None:
+            shape = asked.read[0].shape if is_quantized else arguments[0].data.shape
+            self.entries[shape] = [entry, *self.entries.get(shape, [])[: _MOST_ENTRIES - 1]]
         return self.plan
+
+
+def _entry(asked: Asked, known: _Known, result: Any, q: Any) -> tuple[Any, ...] | None:
+    """A call of CuPy's arrays that quantized to `q`, or dequantized it, for the module (``results.hpp``); None
+    for one that needs more than its arrays and new ones."""
+    if known.adapter is not None or known.kept or known.program.numbers or not is_record(type(q)):
+        return None
+    # The module tells those for new results by their other memory.
+    if known.program.cells and asked.out is not None:
+        return None
+    if asked.random is not None or asked.updated or (q is result and len(asked.read) > 1):
+        return None
+    cuda = kernel.driver.driver()
+    array: Any = type(asked.read[0])
+    makes: list[Any] = [None] * len(_PARTS)
+    parts = [getattr(q, name) for name in _PARTS] if q is result else [result]
+    places: Any = None
+    if known.places is not None:
+        # All new memory is that of the parts.
+        numbers = [place.number for place in known.places]
+        if sorted(numbers) != list(range(len(known.program.new))):
+            return None
+        there = [i for i, part in enumerate(parts) if part is not None]
+        cells = [partial(_cell_address, asked.caller, known.device)] * known.program.cells
+        places = (*cells, *(there[numbers.index(i)] for i in range(len(numbers))))
+        makes = [None if part is None else _make(part, array, cuda) for part in parts]
+    attributes = {name: getattr(q, name) for name in _ATTRIBUTES}
+    codes = type(q.data), isinstance(q.data, PackedArray), q.data.shape
+    new = tuple(makes) if q is result else makes[0]
+    look = (object, None, None) if q is result else (type(result), result.dtype, result.shape)
+    return known.program.launches, cuda.capturing, type(q), attributes, *codes, new, *look, places
+
+
+def _cell_address(caller: str, device: int) -> int:
+    return int(casting.cuda_workspace.Workspace(caller, device).cell().data.ptr)
+
+
+def _make(part: Any, array: type, cuda: Any) -> tuple[Any, ...]:
+    """How the module makes arrays on a device like a part."""
+    if isinstance(part, PackedArray):
+        more = type(part), {"dtype": part.dtype, "shape": part.shape}
+        return part.data.dtype, part.data.shape, cuda.allocate, array, *more
+    return part.dtype, part.shape, cuda.allocate, array
 
 
 def _known(asked: Asked, recording: Recording, result: Any, library: str | None) -> _Known | None:

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpucast import reference
 from gpucast.core.arithmetic import exact
 from gpucast.quantization.formats import LENGTHS, Hadamard
-from gpucast.reference.exact_cast import cast, philox
 
 NDArray = npt.NDArray[Any]
 
@@ -37,7 +37,7 @@ NDArray = npt.NDArray[Any]
 def transform(x: NDArray, hadamard: Hadamard, *, axis: int = -1, inverse: bool = False) -> NDArray:
     """The FLOAT array of the transformed numbers of a NumPy array."""
     n = hadamard.length
-    value = np.moveaxis(cast(x, "FLOAT"), axis, -1)
+    value = np.moveaxis(reference.cast(x, "FLOAT"), axis, -1)
     runs = value.reshape(-1, n).copy()
     signs = np.array([-1 if hadamard.negative >> i & 1 else 1 for i in range(n)], np.float32)
     if not inverse:
@@ -57,6 +57,6 @@ def transform(x: NDArray, hadamard: Hadamard, *, axis: int = -1, inverse: bool =
 def negative_signs(seed: int) -> int:
     """The `Hadamard.negative` of a seed, for the longest runs."""
     counter = [np.zeros(1, np.uint64), np.zeros(1, np.uint64), np.ones(1, np.uint64), np.zeros(1, np.uint64)]
-    words = philox(tuple(counter), (seed & 2**32 - 1, seed >> 32))
+    words = reference.exact_cast.philox(tuple(counter), (seed & 2**32 - 1, seed >> 32))
     assert 32 * len(words) == LENGTHS[-1]
     return sum(int(word[0]) << 32 * i for i, word in enumerate(words))

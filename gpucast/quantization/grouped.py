@@ -18,12 +18,10 @@ from gpucast import kernel as kernels
 from gpucast.arrays import libraries
 from gpucast.arrays.array import check_written
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting import engines
 from gpucast.casting.fuse import resolve_scale
-from gpucast.casting.plans import KINDS
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer, rounded
 from gpucast.core.dtypes import DType, dtype
@@ -102,11 +100,7 @@ def quantize_grouped(
     TypeError and ValueError as for `gpucast.quantize`.
     """
     keywords = offsets, scale, pad, scale_layout, rounding, seed, offset, out
-    if type(x) in KINDS:
-        known: Grouped | None = plans.GROUPED.hit(x, format, *keywords)
-        if known is not None:
-            return known
-    found: Grouped = untraced(plans.GROUPED.checked, _quantize_grouped, x, format, keywords)
+    found: Grouped = plans.GROUPED.call(_quantize_grouped, x, format, keywords)
     return found
 
 
@@ -129,11 +123,7 @@ def cast_grouped(
     16 elements. All else is as for `gpucast.quantize_grouped`.
     """
     keywords = offsets, scale, pad, None, rounding, seed, offset, out
-    if type(x) in KINDS:
-        known: Grouped | None = plans.GROUPED_CASTS.hit(x, to, *keywords)
-        if known is not None:
-            return known
-    found: Grouped = untraced(plans.GROUPED_CASTS.checked, _cast_grouped, x, to, keywords)
+    found: Grouped = plans.GROUPED_CASTS.call(_cast_grouped, x, to, keywords)
     return found
 
 

@@ -1,18 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of rows of NumPy arrays, quantized or cast one group after the other."""
+"""Groups of rows of the host, quantized or cast one group after the other; and plans of such calls, which the module
+does in one (``kernels/host/groups.hpp``)."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpucast.arrays import libraries
 from gpucast.arrays.packed import PackedArray
+from gpucast.casting import plans
 from gpucast.casting.cast import cast
-from gpucast.core.dtypes import DType
+from gpucast.casting.list_plans import HOST_KINDS
+from gpucast.core.checks import rounded
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.extension import MODULE
 from gpucast.core.fuse import Random
 from gpucast.core.rounding import STOCHASTIC
-from gpucast.quantization import quantize_on_host, swizzle
+from gpucast.core.rule import Options, resolve
+from gpucast.host import loops
+from gpucast.quantization import block_loops, host_plans, quantize_on_host, recipes, swizzle
+from gpucast.quantization.call_choices import by_numbers
 from gpucast.quantization.formats import Format
 
 
@@ -70,3 +80,120 @@ def fill(
 
 def _unpacked(y: Any) -> Any:
     return y.get() if isinstance(y, PackedArray) else y
+
+
+# ---- plans ----
+
+#: The most shapes of a plan.
+_MOST = 256
+
+
+class _Groups(NamedTuple):
+    """What calls need whose arrays have equal shapes."""
+
+    #: For ``MODULE.group``.
+    how: bytes
+    #: The parts of results, as `_looks` tells.
+    looks: list[Any]
+    #: New parts; scales in the layout "linear".
+    makes: tuple[Any, ...]
+    #: Of x.
+    size: int
+
+
+def _looks(grouped: Any) -> list[Any]:
+    """What decides on whether a result can be written to, as far as the module does not look."""
+    return [(type(part), getattr(part, "dtype", None), getattr(part, "shape", None)) for part in grouped]
+
+
+class _GroupedPlan:
+    """What calls keep that differ in the shapes of their arrays, and in their numbers, alone."""
+
+    def __init__(self, kind: Any, grouped: Any, layout: Any, rounding: Any) -> None:
+        self.asked, self.kind, self.grouped = HOST_KINDS[kind].library, kind, grouped
+        self.layout, self.rounding = layout, rounding
+        self.known: dict[Any, _Groups] = {}
+        self.plan = plans.make("", self.run)
+
+    def run(self, x: Any, offsets: Any, scale: Any, seed: Any, offset: Any, out: Any) -> Any:
+        found = by_numbers([], scale, self.rounding, seed, offset) if type(offsets) is self.kind else None
+        known = None if found is None else self.known.get((x.shape, offsets.shape, offsets.dtype))
+        if found is None or known is None:
+            return None
+        arrays, number, random = found
+        # Beyond there are no words.
+        if random is not None and random.offset + known.size > 1 << 64:
+            return None
+        given: Any = None
+        if number is not None:
+            # The module knows which ones it takes.
+            given = rounded(scale, np.float32)
+        elif arrays:
+            given = arrays[0]
+            if type(given) is not self.kind or dtype(given.dtype).name != "FLOAT":
+                return None
+        is_linear = self.layout in (None, "linear")
+        if out is not None and not (is_linear and type(out) is self.grouped and _looks(out) == known.looks):
+            return None
+        parts = [MODULE.new_part(make) for make in known.makes] if out is None else list(out)
+        codes = parts[0].data if isinstance(parts[0], PackedArray) else parts[0]
+        if not MODULE.group(known.how, self.asked, x, offsets, codes, *parts[1:], given, *(random or (None, 0))):
+            return None
+        if not is_linear:
+            parts[1] = swizzle.swizzle(parts[1], layout=self.layout)
+        return self.grouped(*parts) if out is None else out
+
+
+@lru_cache(maxsize=256)
+def _plan(src: DType, to: Any, kind: Any, grouped: Any, pad: int, layout: Any, rounding: Any) -> _GroupedPlan:
+    return _GroupedPlan(kind, grouped, layout, rounding)
+
+
+def planned(x: Any, to: Any, keywords: tuple[Any, ...], result: Any) -> Any:
+    """The plan of a call on groups that gave a result, if there may be one. The layout of a cast is None."""
+    offsets, _, pad, layout, rounding, _, _, _ = keywords
+    kind: Any = type(x)
+    if kind not in HOST_KINDS or type(offsets) is not kind or type(pad) is not int:
+        return None
+    library, rows, columns = libraries.library_of(x), *map(int, x.shape)
+    # What a library packs has another shape. Later results look like this one, whose parts may be those of an `out` of
+    # another library.
+    others = [part for part in result if not (part is None or isinstance(part, PackedArray))]
+    if result.data.shape[1] != columns or any(libraries.library_of(part) != library for part in others):
+        return None
+    if library is not None and layout not in (None, "linear"):
+        return None
+    src, data, ends = dtype(x.dtype), result.data, dtype(offsets.dtype)
+    format = None if layout is None else recipes.find(to, "quantize_grouped")
+    quantizing, works, scales = block_loops.Quantizing(), 2 * bytes(MODULE.WORK_BYTES), result.scales
+    block: Any = 0
+    bits = dtype(data.dtype).bits if isinstance(data, PackedArray) else 8 * data.dtype.itemsize
+    if format is None:
+        try:
+            rule = resolve(src, dtype(to), Options(rounding=rounding, scale=1.0))
+            works = loops.fused(rule, True)
+        except LookupError:
+            return None
+    else:
+        found = quantize_on_host.quantizing(format, src, (1, columns), 1)
+        if found is None:
+            return None
+        quantizing, block = block_loops.Quantizing.from_buffer_copy(found), format.block[-1]
+        if layout != "linear":
+            scales = np.empty((result.data.shape[0], columns // block), format.scale.numpy)
+    how = block_loops.Grouping(
+        rows, columns, int(data.shape[0]), int(offsets.shape[0]), pad, src.code_numpy.itemsize,
+        ends.code_numpy.itemsize, bits, block, quantizing,
+    )  # fmt: skip
+    parts = (data, scales, result.offsets, result.valid)
+    makes = tuple(host_plans.make_of(part) for part in parts)
+    if any((make is None) != (part is None) for make, part in zip(makes, parts, strict=True)):
+        return None
+    call: list[Any] = [to if format is None else format, kind, type(result), pad, layout, rounding]
+    plan = _plan(src, *call)
+    if len(plan.known) >= _MOST:
+        plan.known.clear()
+    plan.known[x.shape, offsets.shape, offsets.dtype] = _Groups(
+        bytes(how) + works, _looks(result), makes, rows * columns
+    )
+    return plan.plan

@@ -7,7 +7,6 @@ from typing import Any
 
 from gpucast.arrays import libraries
 from gpucast.arrays.array import Array
-from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting import calls, engines
@@ -73,7 +72,7 @@ def hadamard(
     """
     with_gradient = libraries.function_of(x, "hadamard")
     y = None if with_gradient is None else with_gradient(x, length, axis, (signs, seed), inverse, to, out)
-    return untraced(transformed, x, length, axis, (signs, seed), inverse, to, out) if y is None else y
+    return transformed(x, length, axis, (signs, seed), inverse, to, out) if y is None else y
 
 
 def transformed(x: Any, length: Any, axis: Any, signs: tuple[Any, Any], inverse: Any, to: Any, out: Any) -> Any:

@@ -8,6 +8,7 @@ results look.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -63,7 +64,7 @@ class _Result(NamedTuple):
         }  # fmt: skip
         is_packed = issubclass(self.kind, PackedArray)
         codes = self.kind, is_packed, self.shape
-        return self.how, asked, self.quantized, attributes, *codes, self.makes, object, None, None
+        return self.how, asked, self.quantized, attributes, *codes, self.makes, object, None, None, None
 
     def is_like(self, q: Any) -> bool:
         """Whether an earlier result is one of these. (The module looks at its memory.)"""
@@ -119,6 +120,8 @@ class _QuantizePlan:
             if one.layout != "linear":
                 wanted = None if target is None else target.scales
                 parts[1] = swizzle.swizzle(parts[1], layout=one.layout, out=wanted)
+                if self.library is not None:
+                    parts[1] = libraries.of_library(self.library).from_array(parts[1])
             results.append(parts)
         if outs is not None:
             return out
@@ -195,7 +198,7 @@ def quantized(x: Any, asked: Any, keywords: tuple[Any, ...], result: Any) -> Any
     if not all(is_record(type(q)) and np.shape(q.global_scale) == () for q in results):
         return None
     choice = choices(hadamard)(rounding, seed, offset, signs)
-    if choice is None or ((hadamard is not None or layout != "linear") and library is not None):
+    if choice is None:
         return None
     hows = hadamard if type(hadamard) is tuple else (hadamard,) * len(results)
     turned = (False, True) if len(results) == 2 else (bool(transpose),)
@@ -207,7 +210,7 @@ def quantized(x: Any, asked: Any, keywords: tuple[Any, ...], result: Any) -> Any
     known = []
     for q, length, swaps in zip(results, hows, turned, strict=True):
         how = None if length is None else resolve_hadamard(length, signs, seed, "quantize")
-        one = _result(q, dtype(x.dtype), how, swaps, x.size if library is None else 0)
+        one = _result(q, dtype(x.dtype), how, swaps, math.prod(shape))
         if one is None:
             return None
         known.append(one)
@@ -235,9 +238,9 @@ def _result(q: Any, src: DType, hadamard: Hadamard | None, turned: bool, size: i
     how = quantize_on_host.quantizing(q.format, src if hadamard is None else _FLOAT, shape, q.axis)
     scales = q.scales
     if q.scale_layout != "linear":
-        scales = np.empty(q.scales_shape, q.scales.dtype)
+        scales = np.empty(q.scales_shape, q.format.scale.numpy)
     parts = q.data, scales, q.zero_points, q.global_scale
-    makes = tuple(_make(part) for part in parts)
+    makes = tuple(make_of(part) for part in parts)
     if how is None or any((make is None) != (part is None) for make, part in zip(makes, parts, strict=True)):
         return None
     transform = None if hadamard is None else hadamard_on_host.transforming(hadamard, src, size)
@@ -245,15 +248,15 @@ def _result(q: Any, src: DType, hadamard: Hadamard | None, turned: bool, size: i
     return _Result(how, transform, turned, type(q), q.format, q.axis, q.data.shape, kind, q.scale_layout, makes)
 
 
-def _make(part: Any) -> Made:
+def make_of(part: Any) -> Made:
     """How new arrays of the host like a part look; None for one that plans do not make."""
     if type(part) is np.ndarray:
-        return part.dtype, part.shape
+        return part.dtype, part.shape, None, None
     if type(part) in (PackedArray, LibraryPackedArray) and type(part.data) is np.ndarray:
         attributes = {"dtype": part.dtype, "shape": part.shape}
         if type(part) is LibraryPackedArray:
             attributes["library"] = part.library
-        return part.data.dtype, part.data.shape, type(part), attributes
+        return part.data.dtype, part.data.shape, None, None, type(part), attributes
     adapter = None if part is None else libraries.find(part)
     return None if adapter is None else adapter.like(part)
 
@@ -264,38 +267,43 @@ def _make(part: Any) -> Made:
 class _TransformPlan:
     """What calls keep that differ in the shapes of their arrays, and in their signs, alone."""
 
-    def __init__(self) -> None:
-        self.hows: dict[Any, bytes] = {}
+    def __init__(self, kind: Any) -> None:
+        self.kind, self.asked = kind, HOST_KINDS[kind].library
+        #: With how a result is made, and its dtype.
+        self.hows: dict[Any, tuple[bytes, Made, Any]] = {}
         self.plan = plans.make("", self.run)
 
     def run(self, x: Any, signs: Any, seed: Any, out: Any) -> Any:
-        how = self.hows.get((x.shape, signs_of(signs, seed)))
-        if how is None or not (out is None or type(out) is np.ndarray):
+        known = self.hows.get((x.shape, signs_of(signs, seed)))
+        if known is None or not (out is None or type(out) is self.kind):
             return None
-        y = np.empty(x.shape, np.float32) if out is None else out
-        if y.shape != x.shape or y.dtype != np.float32 or not MODULE.transform(how, None, x, y):
+        how, make, kind = known
+        y = MODULE.new_part(make) if out is None else out
+        if y.shape != x.shape or y.dtype != kind or not MODULE.transform(how, self.asked, x, y):
             return None
         return y
 
 
 @lru_cache(maxsize=256)
-def _transform_plan(*call: Any) -> _TransformPlan:
-    return _TransformPlan()
+def _transform_plan(kind: Any, *call: Any) -> _TransformPlan:
+    return _TransformPlan(kind)
 
 
 def transformed(x: Any, length: Any, keywords: tuple[Any, ...], y: Any) -> Any:
-    """The plan of a transform of NumPy's arrays along the last axis to FLOAT, if there may be one."""
+    """The plan of a transform along the last axis to FLOAT, if there may be one."""
     axis, signs, seed, inverse, to, _ = keywords
-    known = signs_of(signs, seed)
-    if type(x) is not np.ndarray or type(y) is not np.ndarray or known is None or not x.size:
+    known, kind, size = signs_of(signs, seed), type(x), math.prod(np.shape(x))
+    if kind not in HOST_KINDS or type(y) is not kind or known is None or not size:
         return None
-    if axis % x.ndim != x.ndim - 1 or y.dtype != np.float32 or not x.dtype.isnative:
+    make = make_of(y)
+    if axis % x.ndim != x.ndim - 1 or dtype(to) is not _FLOAT or make is None:
         return None
     how = resolve_hadamard(length, signs, seed, "hadamard")
-    plan = _transform_plan(x.dtype, how.length, axis, inverse, dtype(to))
+    key: list[Any] = [kind, x.dtype, how.length, axis, inverse]
+    plan = _transform_plan(*key)
     if len(plan.hows) >= _MOST:
         plan.hows.clear()
-    plan.hows[y.shape, known] = hadamard_on_host.transforming(how, dtype(x.dtype), y.size, inverse)
+    plan.hows[y.shape, known] = hadamard_on_host.transforming(how, dtype(x.dtype), size, inverse), make, y.dtype
     return plan.plan
 
 
@@ -313,7 +321,7 @@ class _DequantizePlan:
     def add(self, entry: tuple[Any, ...]) -> None:
         if len(self.entries) >= _MOST:
             self.entries.clear()
-        *_, shape, _, _, _, _ = entry
+        *_, shape, _, _, _, _, _ = entry
         alike = self.entries.get(shape, [])
         self.entries[shape] = [entry, *alike[: _MOST_KINDS - 1]]
 
@@ -333,12 +341,12 @@ def dequantized(q: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
     if q.scale_layout != "linear" or np.shape(q.global_scale) != () or not is_record(type(q)):
         return None
     shape, dst = tuple(q.shape), dtype(to)
-    how, make = quantize_on_host.dequantizing(q.format, dst, shape, q.axis), _make(y)
+    how, make = quantize_on_host.dequantizing(q.format, dst, shape, q.axis), make_of(y)
     is_packed = isinstance(q.data, PackedArray)
     if how is None or make is None or type(q.data.data if is_packed else q.data) not in HOST_KINDS:
         return None
     plan, asked = _dequantize_plan(q.dtype, dst), HOST_KINDS[type(y)].library
     attributes = {"format": q.format, "axis": q.axis, "scale_layout": q.scale_layout, "library": q.library}
     codes = type(q.data), is_packed, q.data.shape
-    plan.add((how, asked, type(q), attributes, *codes, make, type(y), y.dtype, y.shape))
+    plan.add((how, asked, type(q), attributes, *codes, make, type(y), y.dtype, y.shape, None))
     return plan.plan

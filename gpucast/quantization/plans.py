@@ -8,13 +8,15 @@ earlier result of the checked path says how results look. On devices: `cuda_plan
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from gpucast.arrays import libraries
+from gpucast.arrays.packed import PackedArray
 from gpucast.casting import plans
 from gpucast.core.extension import MODULE
 from gpucast.kernel import ON_NEW_DRIVER, recording
-from gpucast.quantization import host_plans
+from gpucast.quantization import grouped_on_host, host_plans
 from gpucast.quantization.call_choices import NO_SIGNS, by_numbers, choices, signs_of
 from gpucast.quantization.cuda_plans import Ask, Asked, CudaPlan, flat, is_record
 from gpucast.quantization.formats import Format
@@ -26,32 +28,42 @@ _MOST_PLANS = 1024
 class Repeats:
     """A public function of an array, what it is to become, and keywords: it keeps plans of its calls."""
 
+    _hit_view: Any = None
+    _keep_view: Any = None
+
     def __init__(
         self,
         roles: str,
         ask: Callable[..., Ask | None],
         host: Callable[..., Any] | None = None,
+        *,
+        second: tuple[str, Any] = ("to", ...),
+        kind: Literal["quantized", "dequantized", ""] = "",
         **defaults: Any,
     ) -> None:
-        """`roles` and `defaults` of the keywords: as for `gpucast.casting.plans.function`. ``ask(to, *keyed)``: how a
+        """`roles`, `second` and `defaults`: as for `gpucast.casting.plans.function`. ``ask(to, *keyed)``: how a
         device plan asks for calls with these values of keyed keywords; None for none.
-        ``host(x, to, keywords, result)``: the plan of a call on the host, if there may be one."""
-        self.hit, self._keep = plans.function(roles, **defaults)
-        self._roles, self._ask, self._host = roles, ask, host
+        ``host(x, to, keywords, result)``: the plan of a call on the host, if there may be one. `kind`: that of device
+        plans, by which the module serves calls itself."""
+        self.hit, self._keep = plans.function(roles, second=second, **defaults)
+        self._roles, self._ask, self._host, self._kind = roles, ask, host, kind
+        self._out = list(defaults).index("out")
+        #: Of the same calls for NumPy's arrays over the memory of other libraries: keys may be equal.
+        self._for_views = partial(plans.function, roles, second=second, **defaults)
         self._cuda: dict[Any, CudaPlan] = {}
         # Programs hold kernels of the driver with which they were made.
         ON_NEW_DRIVER.append(self._cuda.clear)
 
     def call(self, checked: Callable[..., Any], x: Any, to: Any, keywords: tuple[Any, ...]) -> Any:
         """The result of a call by its plan, or of ``checked(x, to, *keywords)``, whose plan is kept."""
-        if type(x) in plans.KINDS:
-            found = self.hit(x, to, *keywords)
-            if found is not None:
-                return found
-        return self.checked(checked, x, to, keywords)
+        found = self.hit(x, to, *keywords)
+        return self.checked(checked, x, to, keywords) if found is None else found
 
     def checked(self, checked: Callable[..., Any], x: Any, to: Any, keywords: tuple[Any, ...]) -> Any:
         """The same for a call that has no plan yet."""
+        return libraries.untraced(self._checked, checked, x, to, keywords)
+
+    def _checked(self, checked: Callable[..., Any], x: Any, to: Any, keywords: tuple[Any, ...]) -> Any:
         if recording.THREAD.recording is not None:
             # Part of another call, whose plan repeats all that is done.
             return checked(x, to, *keywords)
@@ -71,10 +83,37 @@ class Repeats:
         if record.launches:
             plan = self._cuda_plan(x, to, keywords, keyed, result, record)
         else:
-            plan = None if self._host is None else self._host(x, to, keywords, result)
+            plan = (
+                None
+                if self._host is None
+                else self._host(x, to, keywords, result) or self._by_view(x, to, keywords, result)
+            )
         if plan is not None:
-            plans.KINDS.add(type(x))
             self._keep(x, to, *keywords, plan)
+
+    def _by_view(self, x: Any, to: Any, keywords: tuple[Any, ...], result: Any) -> Any:
+        """The plan of a call on the host whose arrays another library lends to NumPy; None where there is none."""
+        library = x.library if is_record(type(x)) else libraries.library_of(x)
+        if library is None or self._host is None or keywords[self._out] is not None:
+            return None
+        adapter = libraries.of_library(library)
+        native, results = _viewed(x, adapter), _viewed(result, adapter)
+        inner = None if native is None or results is None else self._host(native, to, keywords, results)
+        if inner is None:
+            return None
+        if self._hit_view is None:
+            self._hit_view, self._keep_view = self._for_views()
+        hit: Any = self._hit_view
+        self._keep_view(native, to, *keywords, inner)
+
+        def run(x: Any, *free: Any) -> Any:
+            given = iter(free)
+            own = [value if role == "k" else next(given) for value, role in zip(keywords, self._roles, strict=True)]
+            native = None if own[self._out] is not None else _viewed(x, adapter)
+            y = None if native is None else hit(native, to, *own)
+            return None if y is None else _given_back(y, adapter, library)
+
+        return plans.make("", run)
 
     def _cuda_plan(
         self, x: Any, to: Any, keywords: tuple[Any, ...], keyed: list[Any], result: Any, record: recording.Recording
@@ -89,10 +128,38 @@ class Repeats:
                 return None
             if len(self._cuda) >= _MOST_PLANS:
                 self._cuda.clear()
-            plan = self._cuda[key] = CudaPlan(ask)
+            plan = self._cuda[key] = CudaPlan(ask, self._kind)
         free = [value for value, role in zip(keywords, self._roles, strict=True) if role != "k"]
         library = x.library if is_record(type(x)) else libraries.library_of(x)
         return plan.keep((x, *free), record, result, library)
+
+
+def _viewed(x: Any, adapter: libraries.Library) -> Any:
+    """An array, or an object of such, with NumPy's arrays over the same memory, but for packed codes; None where the
+    library lends none."""
+    if type(x) is tuple:
+        parts = [_viewed(one, adapter) for one in x]
+        return None if None in parts else tuple(parts)
+    if not is_record(type(x)):
+        return adapter.view(x)
+    found = {name: part if isinstance(part, PackedArray) else adapter.view(part) for name, part in x.parts().items()}
+    if any(part is None for part in found.values()):
+        return None
+    if x.format.element.packed and not isinstance(found["data"], PackedArray):
+        found["data"] = PackedArray.pack(found["data"])
+    native = object.__new__(type(x))
+    vars(native).update(vars(x), **found, library=None)
+    return native
+
+
+def _given_back(y: Any, adapter: libraries.Library, library: str) -> Any:
+    """What `_viewed` makes of the arrays of a library, back."""
+    if type(y) is tuple:
+        return tuple(_given_back(one, adapter, library) for one in y)
+    if not is_record(type(y)):
+        return adapter.from_array(y)
+    vars(y).update({name: adapter.from_array(part) for name, part in y.parts().items()}, library=library)
+    return y
 
 
 # ---- what calls ask for, on devices ----
@@ -110,13 +177,19 @@ def _quantized_on_device(
         if found is None:
             return None
         random, key = found
-        read = [x]
+        read: list[Any] = [x]
+        numbers: list[Any] = []
         for one in (scale, amax):
-            if one is not None:
+            if type(one) in (int, float):
+                # It is among the arguments of the launches.
+                numbers += type(one), one
+            elif one is not None:
                 # Another library's arrays may be written on another stream.
                 if type(one) is not type(x):
                     return None
                 read.append(one)
+        if numbers:
+            key = (key, *numbers)
         keeper = out[0] if type(out) is tuple and out else out
         return Asked(read, out, key, random, (), None, keeper, "quantize")
 
@@ -162,13 +235,14 @@ def _grouped_on_device(to: Any, *keyed: Any) -> Ask | None:
 
 
 QUANTIZE = Repeats(
-    "kkkkf.ffkfk.", _quantized_on_device, host_plans.quantized,
+    "kkkkf.ffkfk.", _quantized_on_device, host_plans.quantized, second=("format", ...), kind="quantized",
     axis=-1, scale_layout="linear", transpose=False, rounding=None, seed=None, offset=0, scale=None, amax=None,
     hadamard=None, signs=None, device=None, out=None,
 )  # fmt: skip
 DEQUANTIZE = Repeats(
-    "kff.", _dequantized_on_device, host_plans.dequantized, hadamard=None, signs=None, seed=None, out=None
-)
+    "kff.", _dequantized_on_device, host_plans.dequantized, second=("to", "FLOAT"), kind="dequantized",
+    hadamard=None, signs=None, seed=None, out=None,
+)  # fmt: skip
 HADAMARD = Repeats(
     "kffkk.",
     _transformed_on_device,
@@ -183,7 +257,7 @@ HADAMARD = Repeats(
 #: The type or format comes first; the layout of scales is None for casts.
 GROUPED, GROUPED_CASTS = (
     Repeats(
-        ".fkkkf..", _grouped_on_device,
+        ".fkkkf..", _grouped_on_device, grouped_on_host.planned,
         offsets=None, scale=None, pad=128, scale_layout="linear", rounding=None, seed=None, offset=0, out=None,
     )
     for _ in range(2)

@@ -16,7 +16,7 @@ from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting import engines
 from gpucast.casting.cast import cast
-from gpucast.casting.plans import KINDS
+from gpucast.casting.plans import by_plan
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.kernel import devices, streams
@@ -61,8 +61,7 @@ def quantize(x: Any, format: Any, *, transpose: bool = False, **keywords: Unpack
 def quantize(
     x: Any, format: Any, *, transpose: Literal["both"], **keywords: Unpack[QuantizeKeywords]
 ) -> tuple[Quantized, Quantized]: ...
-
-
+@by_plan(plans.QUANTIZE.hit)
 def quantize(
     x: Any,
     format: Any,
@@ -158,16 +157,10 @@ def quantize(
     byte (an odd number of 4-bit elements), and for many matrices that are far smaller than a tile of 64 x 128 elements.
     An array that is neither in C order nor the transpose of such an array is copied first.
     """
-    if scales_of is None and type(x) in KINDS:
-        found = plans.QUANTIZE.hit(
-            x, format, axis, scale_layout, transpose, rounding, seed, offset, scale, amax, hadamard, signs, device, out
-        )
-        if found is not None:
-            return found
     keywords = axis, scale_layout, transpose, rounding, seed, offset, scale, amax, hadamard, signs, device, out
     if scales_of is not None:
         return untraced(_quantize, x, format, _QuantizeOptions(*keywords, scales_of))
-    return untraced(_by_plan, x, format, keywords)
+    return plans.QUANTIZE.checked(_checked, x, format, keywords)
 
 
 class _QuantizeOptions(NamedTuple):
@@ -186,10 +179,6 @@ class _QuantizeOptions(NamedTuple):
     device: Any
     out: Any
     scales_of: Any = None
-
-
-def _by_plan(x: Any, format: Any, keywords: tuple[Any, ...]) -> Any:
-    return plans.QUANTIZE.checked(_checked, x, format, keywords)
 
 
 def _checked(x: Any, format: Any, *keywords: Any) -> Any:
@@ -268,6 +257,7 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     return tuple(results) if transpose == "both" else results[0]
 
 
+@by_plan(plans.DEQUANTIZE.hit)
 def dequantize(
     q: Quantized,
     to: Any = "FLOAT",

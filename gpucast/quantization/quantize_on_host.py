@@ -23,10 +23,14 @@ from gpucast.core.fuse import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import Options, resolve
 from gpucast.host import loops, numbers
-from gpucast.quantization import block_loops, exact_quantize
+from gpucast.quantization import block_loops
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.formats import Format, Parts
 from gpucast.quantization.steps import Node, evaluate, parse
+
+if MODULE is None:
+    # With it comes the reference of casts, which takes a while to import.
+    from gpucast.quantization import exact_quantize
 
 NDArray = npt.NDArray[Any]
 
@@ -311,7 +315,7 @@ def _quick_run(source: NDArray, format: Format, d: NDArray) -> str | None:
         if element.family == "int":
             return f"Whole_{src.name}"
         is_known = not rounds or (element.name == "FLOAT8E4M3FN" and not steps.multiplies)
-        return _named(src, element, steps.multiplies) if is_known else None
+        return _named("Multiplied" if steps.multiplies else "Divided", src, element) if is_known else None
     return _loop_of(src, format)
 
 
@@ -321,15 +325,11 @@ def _loop_of(src: DType, format: Format) -> str | None:
     if element.family == "int":
         # Other scales may give quotients that are too large for that loop's integers.
         return f"Whole_{src.name}" if format.has_float_scales or format.scale is _E8M0 else None
-    # With a global scale the divisor is a product, which is rounded when it becomes a FLOAT.
-    if format.global_scale and format.scale is not _E8M0:
-        name = f"Near_{src.name}_{element.name}"
-        return name if MODULE.find(name) else None
-    return _named(src, element, format.scale is _E8M0)
+    return _named("Multiplied" if format.scale is _E8M0 else "Near", src, element)
 
 
-def _named(src: DType, element: DType, multiplies: bool) -> str | None:
-    name = f"{'Multiplied' if multiplies else 'Divided'}_{src.name}_{element.name}"
+def _named(division: str, src: DType, element: DType) -> str | None:
+    name = f"{division}_{src.name}_{element.name}"
     return name if MODULE.find(name) else None
 
 
@@ -345,11 +345,11 @@ def _divide_quickly(
         of_blocks = np.ascontiguousarray(d, np.float32)
         # Any `more` leaves quotients as FLOAT has them.
         more = _integers(format)
-    elif format.global_scale:
-        of_blocks = np.ascontiguousarray(d)
-    else:
+    elif format.scale is _E8M0:
         # Powers of two from 2^-127 to 2^127 have reciprocals that FLOAT holds.
-        of_blocks = (1 / d if format.scale is _E8M0 else d).astype(np.float32)
+        of_blocks = (1 / d).astype(np.float32)
+    else:
+        of_blocks = np.ascontiguousarray(d)
     block_loops.each_run(block_loops.find(run), source, data, grid, of_blocks, more)
 
 
@@ -427,7 +427,7 @@ def quantizing(format: Format, src: DType, shape: tuple[int, ...], axis: int) ->
     attributes = {"round_mode": "down" if format.rounds_down else "up"} if scale is _E8M0 else {}
     if format.has_float_scales:
         attributes = {"overflow": "saturate"}
-    is_int, divides = element.family == "int", run.startswith("Divided")
+    is_int = element.family == "int"
     find, cast = block_loops.find, _loop
     how = block_loops.Quantizing(
         *map(block_loops.Triple3.of, (grid.shape, grid.lengths, grid.counts)),
@@ -436,7 +436,7 @@ def quantizing(format: Format, src: DType, shape: tuple[int, ...], axis: int) ->
         cast(src, _DOUBLE), cast(_DOUBLE, scale, **attributes), cast(scale, _DOUBLE),
         cast(_DOUBLE, _FLOAT, overflow="saturate"),
         0 if scale is _E8M0 else 1 if format.has_float_scales else 2,
-        0 if is_int else 1 if run.startswith("Near") else 2 if divides else 3,
+        0 if is_int else 1 if run.startswith("Near") else 2,
         format.two_sided, format.global_scale, format.zero_points,
         src.sign_code, src.max_code, format.smallest_scale_code,
         format.divisor, format.top_scale, float(element.max) - float(element.min), format.negative_weight,

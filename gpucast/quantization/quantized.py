@@ -17,7 +17,7 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.casting import calls, engines
-from gpucast.casting.plans import KINDS
+from gpucast.casting.plans import by_plan
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
@@ -220,6 +220,7 @@ class Quantized:
             parts = {name: engines.to_host(part) for name, part in vars(native).items() if part is not None}
             return replace(self, **parts)
 
+    @by_plan(plans.DEQUANTIZE.hit)
     def dequantize(
         self,
         to: Any = "FLOAT",
@@ -230,11 +231,7 @@ class Quantized:
         out: Any = None,
     ) -> Any:
         """The numbers: `gpucast.dequantize` of this."""
-        if type(self) in KINDS:
-            found = plans.DEQUANTIZE.hit(self, to, hadamard, signs, seed, out)
-            if found is not None:
-                return found
-        return libraries.untraced(_by_plan, self, to, (hadamard, signs, seed, out))
+        return plans.DEQUANTIZE.checked(_checked, self, to, (hadamard, signs, seed, out))
 
     def workspace(self, caller: str) -> Any:
         """The memory on a device that it keeps between calls that write or read it; None on the host."""
@@ -282,10 +279,6 @@ class Quantized:
             f"Quantized(format={self.format.name!r}, shape={self.shape}, dtype={self.dtype.name}, axis={self.axis}"
             f"{layout}, nbytes={self.nbytes}{where}"
         )
-
-
-def _by_plan(q: Quantized, to: Any, keywords: tuple[Any, ...]) -> Any:
-    return plans.DEQUANTIZE.checked(_checked, q, to, keywords)
 
 
 def _checked(q: Quantized, to: Any, *keywords: Any) -> Any:

@@ -8,7 +8,9 @@ only because a comparison with the library, or with its formula, found no code a
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from typing import Any, Literal
 
@@ -209,12 +211,29 @@ def _rows(text: str) -> dict[str, Recipe]:
     return recipes
 
 
-RECIPES = _rows(_TABLE)
+class _Recipes(Mapping[str, Recipe]):
+    """Recipes by their names, read when one is first looked for."""
+
+    @cached_property
+    def _rows(self) -> dict[str, Recipe]:
+        return _rows(_TABLE)
+
+    def __getitem__(self, name: str) -> Recipe:
+        return self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+RECIPES: Mapping[str, Recipe] = _Recipes()
 
 
 def find(asked: Any, caller: str) -> Format:
     """As `formats.find`, also for recipes. ValueError with the nearest names for an unknown one."""
-    if not isinstance(asked, str):
+    if not isinstance(asked, str) or asked in formats.FORMATS:
         return formats.find(asked, caller)
     name = asked.lower()
     if name.replace("_", "-") in RECIPES or "-" in name or name in _LIBRARIES:
@@ -245,7 +264,8 @@ def check_source(asked: Any, format: Format, src: DType, caller: str) -> None:
 
 
 def _sources(asked: Any, format: Format) -> tuple[str, ...]:
-    recipe = RECIPES.get(asked.lower()) if isinstance(asked, str) else None
+    is_name = isinstance(asked, str) and asked not in formats.FORMATS
+    recipe = RECIPES.get(asked.lower()) if is_name else None
     if recipe is not None:
         return recipe.sources
     return _ALL if format.steps is not None else tuple(src.name for src in SOURCES)

@@ -128,6 +128,9 @@ class Recorder:
         self._next += -(-nbytes // _ALIGNED) * _ALIGNED
         return self._array(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
 
+    def allocate(self, nbytes: int) -> Any:
+        return self.empty((nbytes,), np.dtype(np.uint8)).data
+
     def empty_all(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Any]:
         return [self.empty(shape, dtype) for shape in shapes]
 

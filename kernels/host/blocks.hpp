@@ -17,7 +17,7 @@ struct Array {
 };
 
 // Works on n adjacent elements in blocks of a length, of the first of which `skip` elements come before; `of` belongs to
-// the blocks, `more` to the whole array.
+// the blocks, `more` to the whole array. Of length 1 the same `skip` blocks come again in each further row of so many elements.
 typedef void Run(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more);
 
 // The part of an array that a call works on: some columns of some rows.
@@ -32,12 +32,16 @@ struct EachRun {
 static int each_run(void* arguments) {
     const EachRun& call = *static_cast<const EachRun*>(arguments);
     const u64 *n = call.blocks.shape, *lengths = call.blocks.lengths, *grid = call.blocks.grid;
-    const u64 begin = call.first_column, length = lengths[2];
-    for (u64 row = call.first_row; row < call.last_row; ++row) {
-        const u64 block = (row / n[1] / lengths[0] * grid[1] + row % n[1] / lengths[1]) * grid[2] + begin / length;
-        const u64 at = row * n[2] + begin;
-        call.run(call.src.first + at * call.src.itemsize, call.dst.first + at * call.dst.itemsize, call.last_column - begin,
-                 begin % length, length, call.of.first + block * call.of.itemsize, call.more);
+    const u64 begin = call.first_column, length = lengths[2], count = call.last_column - begin;
+    // Rows that are adjacent and have the same blocks are worked on together.
+    const bool are_alike = length == 1 && count == n[2];
+    for (u64 row = call.first_row, rows = 1; row < call.last_row; row += rows) {
+        const u64 plane = row / n[1], within = row % n[1], next = plane * n[1] + (within / lengths[1] + 1) * lengths[1];
+        const u64 block = (plane / lengths[0] * grid[1] + within / lengths[1]) * grid[2] + begin / length;
+        const u64 at = row * n[2] + begin, last = next < (plane + 1) * n[1] ? next : (plane + 1) * n[1];
+        if (are_alike) rows = (last < call.last_row ? last : call.last_row) - row;
+        call.run(call.src.first + at * call.src.itemsize, call.dst.first + at * call.dst.itemsize, rows * count,
+                 length == 1 ? count : begin % length, length, call.of.first + block * call.of.itemsize, call.more);
     }
     return 0;
 }
@@ -48,44 +52,57 @@ enum : u64 { short_block = 32, shorter_block = 16 };
 // Longer blocks are worked on in pieces, so that the slow case is computed for one piece only.
 enum : u64 { long_block = 1024 };
 
-// Whether a kind of work takes pairs of blocks of `shorter_block` elements.
+// What belongs to some blocks, up to `long_block`, brought together: Work::row takes a row of blocks of one element each. A kind of
+// work may have its own `Together`, which may take adjacent blocks of a length, too.
 template <typename Work, typename = void>
-constexpr bool takes_pairs = false;
+struct TogetherOf {
+    enum : bool { takes_adjacent = 0 };
+    TogetherOf(typename Work::OfBlock* own_, u64) : own(own_) {}
+    GPUCAST_INLINE void row(const typename Work::Source* src, typename Work::Result* dst, u64 n, void* more) {
+        Work::row(src, dst, n, own, more);
+    }
+    typename Work::OfBlock* const own;
+};
 template <typename Work>
-constexpr bool takes_pairs<Work, decltype(void(Work::takes_pairs()))> = Work::takes_pairs();
+struct TogetherOf<Work, decltype(void(sizeof(typename Work::Together)))> : Work::Together {
+    using Work::Together::Together;
+};
 
-// A Run that calls Work::block for each block, with a loop of its own for short blocks; or, of blocks of one element, for many of
-// them, each of which has its own `OfBlock`.
+// A Run that calls Work::block for each block, with a loop of its own for short blocks.
 template <typename Work>
 inline void run_blocks(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more) {
     const typename Work::Source* __restrict__ src = static_cast<const typename Work::Source*>(from);
     typename Work::Result* __restrict__ dst = static_cast<typename Work::Result*>(to);
     typename Work::OfBlock* own = static_cast<typename Work::OfBlock*>(of);
     if (length == 1) {
-        for (u64 at = 0; at < n; at += long_block) {
-            const u64 rest = n - at;
-            Work::template block<true>(src + at, dst + at, rest < long_block ? rest : u64(long_block), own + at, more);
+        for (u64 begin = 0; begin < skip; begin += long_block) {
+            const u64 count = skip - begin < long_block ? skip - begin : u64(long_block);
+            TogetherOf<Work> all(own + begin, count);
+            for (u64 at = begin; at < n; at += skip) all.row(src + at, dst + at, count, more);
         }
         return;
     }
-    u64 start = 0, next = length - skip;
-    if constexpr (takes_pairs<Work>) {
-        if (length == shorter_block && !skip) {
-            const u64 paired = n / (2 * shorter_block) * 2;
-            Work::pairs(src, dst, paired, own, more);
-            start = paired * shorter_block, next = start + length, own += paired;
+    if constexpr (TogetherOf<Work>::takes_adjacent) {
+        if (!skip && n % length == 0 && (length == shorter_block || length == short_block || length == 4 * short_block)) {
+            const u64 blocks = n / length;
+            for (u64 begin = 0; begin < blocks; begin += long_block) {
+                const u64 count = blocks - begin < long_block ? blocks - begin : u64(long_block);
+                TogetherOf<Work>(own + begin, count).adjacent(src + begin * length, dst + begin * length, count, length, more);
+            }
+            return;
         }
     }
+    u64 start = 0, next = length - skip;
     for (; start < n; start = next, next += length, ++own) {
         const u64 end = next < n ? next : n, count = end - start;
         if (count == short_block) {
-            Work::template block<false>(src + start, dst + start, short_block, own, more);
+            Work::block(src + start, dst + start, short_block, own, more);
         } else if (count == Work::least) {
-            Work::template block<false>(src + start, dst + start, Work::least, own, more);
+            Work::block(src + start, dst + start, Work::least, own, more);
         } else {
             for (u64 at = start; at < end; at += long_block) {
                 const u64 rest = end - at;
-                Work::template block<false>(src + at, dst + at, rest < long_block ? rest : u64(long_block), own, more);
+                Work::block(src + at, dst + at, rest < long_block ? rest : u64(long_block), own, more);
             }
         }
     }
@@ -120,6 +137,29 @@ enum : u64 { numbers = 512 };
 
 // ---- extremes ----
 
+#if defined(__clang__)
+#define GPUCAST_TURNED(a, by) \
+    __builtin_shufflevector(a, a, by, by + 1, by + 2, by + 3, by + 4, by + 5, by + 6, by + 7, (by + 8) % 16, (by + 9) % 16, \
+                            (by + 10) % 16, (by + 11) % 16, (by + 12) % 16, (by + 13) % 16, (by + 14) % 16, (by + 15) % 16)
+#else
+#define GPUCAST_TURNED(a, by) \
+    __builtin_shuffle(a, Sixteen{by, by + 1, by + 2, by + 3, by + 4, by + 5, by + 6, by + 7, (by + 8) % 16, (by + 9) % 16, \
+                                 (by + 10) % 16, (by + 11) % 16, (by + 12) % 16, (by + 13) % 16, (by + 14) % 16, (by + 15) % 16})
+#endif
+template <typename Source>
+GPUCAST_INLINE Source largest_of_sixteen(const Source* src, Source mask) {
+    typedef Source Sixteen __attribute__((vector_size(16 * sizeof(Source))));
+    Sixteen top, turned;
+    __builtin_memcpy(&top, src, sizeof top);
+    top &= mask;
+    turned = GPUCAST_TURNED(top, 8), top = top > turned ? top : turned;
+    turned = GPUCAST_TURNED(top, 4), top = top > turned ? top : turned;
+    turned = GPUCAST_TURNED(top, 2), top = top > turned ? top : turned;
+    turned = GPUCAST_TURNED(top, 1), top = top > turned ? top : turned;
+    return top[0];
+}
+#undef GPUCAST_TURNED
+
 // The largest magnitude of a block so far, as a code.
 template <typename Src>
 struct Largest {
@@ -127,16 +167,20 @@ struct Largest {
     typedef u8 Result;
     typedef Stored<Src> OfBlock;
     enum : u64 { least = shorter_block };
-    template <bool is_each>
+    static GPUCAST_INLINE void row(const Source* __restrict__ src, u8*, u64 n, OfBlock* __restrict__ largest, void*) {
+        for (u64 i = 0; i < n; ++i) {
+            const Source a = src[i] & Source(Src::mask ^ Src::sign_code);
+            largest[i] = a > largest[i] ? a : largest[i];
+        }
+    }
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* __restrict__ largest, void*) {
-        if constexpr (is_each) {
-            for (u64 i = 0; i < n; ++i) {
-                const Source a = src[i] & Source(Src::mask ^ Src::sign_code);
-                largest[i] = a > largest[i] ? a : largest[i];
-            }
+        Source top = *largest;
+        if (n == shorter_block) {
+            // Compilers bring together the numbers of many blocks first, which takes longer.
+            const Source own = largest_of_sixteen(src, Source(Src::mask ^ Src::sign_code));
+            *largest = own > top ? own : top;
             return;
         }
-        Source top = *largest;
         for (u64 i = 0; i < n; ++i) {
             const Source a = src[i] & Source(Src::mask ^ Src::sign_code);
             top = a > top ? a : top;
@@ -166,17 +210,7 @@ struct Range {
         Signed largest;
     };
     enum : u64 { least = short_block };
-    template <bool is_each>
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* __restrict__ range, void*) {
-        if constexpr (is_each) {
-            for (u64 i = 0; i < n; ++i) {
-                const Source code = src[i];
-                const Signed same = Signed(code);
-                range[i].lowest = code > range[i].lowest ? code : range[i].lowest;
-                range[i].largest = same > range[i].largest ? same : range[i].largest;
-            }
-            return;
-        }
         Source lowest = range->lowest;
         Signed largest = range->largest;
         for (u64 i = 0; i < n; ++i) {
@@ -188,6 +222,27 @@ struct Range {
         range->lowest = lowest;
         range->largest = largest;
     }
+
+    struct Together {
+        enum : bool { takes_adjacent = 0 };
+        Together(OfBlock* own_, u64 n_) : own(own_), n(n_) {
+            for (u64 i = 0; i < n; ++i) lowest[i] = own[i].lowest, largest[i] = own[i].largest;
+        }
+        ~Together() {
+            for (u64 i = 0; i < n; ++i) own[i] = {lowest[i], largest[i]};
+        }
+        GPUCAST_INLINE void row(const Source* __restrict__ src, u8*, u64 count, void*) {
+            for (u64 i = 0; i < count; ++i) {
+                const Signed same = Signed(src[i]);
+                lowest[i] = src[i] > lowest[i] ? src[i] : lowest[i];
+                largest[i] = same > largest[i] ? same : largest[i];
+            }
+        }
+        OfBlock* const own;
+        const u64 n;
+        alignas(64) Source lowest[long_block];
+        alignas(64) Signed largest[long_block];
+    };
 };
 
 // ---- counts ----
@@ -200,16 +255,14 @@ struct Beyond {
     typedef u8 Result;
     typedef const u32 OfBlock;
     enum : u64 { least = shorter_block };
-    template <bool is_each>
+    static GPUCAST_INLINE void row(const Source* __restrict__ src, u8*, u64 n, OfBlock* limit, void* more) {
+        u32 beyond = 0;
+        for (u64 i = 0; i < n; ++i) beyond += ptx::bits(ptx::abs(number<Src>(src[i]))) > limit[i];
+        *static_cast<u64*>(more) += beyond;
+    }
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* limit, void* more) {
         const u32 most = *limit;
         u64* __restrict__ counts = static_cast<u64*>(more);
-        if constexpr (is_each) {
-            u32 beyond = 0;
-            for (u64 i = 0; i < n; ++i) beyond += ptx::bits(ptx::abs(number<Src>(src[i]))) > limit[i];
-            counts[0] += beyond;
-            return;
-        }
         if (n == short_block) {
             for (u64 i = 0; i < short_block; ++i) counts[i] += ptx::bits(ptx::abs(number<Src>(src[i]))) > most;
             return;
@@ -231,11 +284,15 @@ struct Equal {
     typedef u8 Result;
     typedef const u8 OfBlock;
     enum : u64 { least = short_block };
-    template <bool is_each>
+    static GPUCAST_INLINE void row(const Source* __restrict__ src, u8*, u64 n, OfBlock* zero, void* more) {
+        u32 equal = 0;
+        for (u64 i = 0; i < n; ++i) equal += src[i] == zero[i];
+        *static_cast<u64*>(more) += equal;
+    }
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* zero, void* more) {
         const u8 code = *zero;
         u32 equal = 0;
-        for (u64 i = 0; i < n; ++i) equal += src[i] == (is_each ? zero[i] : code);
+        for (u64 i = 0; i < n; ++i) equal += src[i] == code;
         *static_cast<u64*>(more) += equal;
     }
 };
@@ -250,5 +307,11 @@ struct Equal {
 #define GPUCAST_RUN_OF(NAME, FUNCTION, SRC)                                                                       \
     static void NAME(const void* from, void* to, unsigned long long n, unsigned long long skip,                   \
                      unsigned long long length, void* of, void* more) {                                           \
-        gpucast::FUNCTION<gpucast::SRC>(from, to, n, skip, length, of, more);                                     \
+        typedef const gpucast::Stored<gpucast::SRC>* Source;                                                      \
+        /* Rows that have the same blocks one by one. */                                                          \
+        const unsigned long long columns = length == 1 ? skip : n;                                                \
+        for (unsigned long long at = 0; at < n; at += columns) {                                                  \
+            gpucast::FUNCTION<gpucast::SRC>(static_cast<Source>(from) + at, static_cast<unsigned char*>(to) + at, \
+                                            columns, length == 1 ? 0 : skip, length, of, more);                   \
+        }                                                                                                         \
     }

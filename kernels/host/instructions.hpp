@@ -199,6 +199,7 @@ GPUCAST_INSTRUCTION Signed without_payload(Signed code, Signed positive, Unsigne
     const Unsigned known = Unsigned(code < positive ? code : positive);
     return Signed(known < negative ? known : negative);
 }
+GPUCAST_INSTRUCTION Floats floats_of_halves(Halves a) { return GPUCAST_OF_HALVES(a); }
 GPUCAST_INSTRUCTION void cvt_rn_f16(const float* a, unsigned short* d) {
     Floats x;
     __builtin_memcpy(&x, a, sizeof x);
@@ -208,7 +209,7 @@ GPUCAST_INSTRUCTION void cvt_rn_f16(const float* a, unsigned short* d) {
 GPUCAST_INSTRUCTION void cvt_f32_f16(const unsigned short* a, u32* d) {
     Halves x;
     __builtin_memcpy(&x, a, sizeof x);
-    const Words code = Words(GPUCAST_OF_HALVES(x)), known = without_payload(code, Words{} + 0x7fc00000, UnsignedWords{} + 0xffc00000);
+    const Words code = Words(floats_of_halves(x)), known = without_payload(code, Words{} + 0x7fc00000, UnsignedWords{} + 0xffc00000);
     __builtin_memcpy(d, &known, sizeof known);
 }
 #else

@@ -66,19 +66,7 @@ static PyObject* cast(PyObject*, PyObject* arguments) {
         done = cast_arrays(layout_of(x), layout_of(out), work, &found);
     } else {
         Walk walk;
-        walk.src = layout_of(x).side(), walk.dst = layout_of(out).side();
-        walk.src.bits = src_bits, walk.dst.bits = dst_bits;
-        walk.size = size, walk.is_ordered = true;
-        PyArrayObject* shaped = !src_bits ? x : !dst_bits ? out : nullptr;
-        walk.count = shaped ? PyArray_NDIM(shaped) : 1;
-        if (!shaped) walk.loops[0] = {npy_intp(size), 1, 1};
-        npy_intp behind = 1;
-        for (int i = walk.count; shaped && i-- > 0; behind *= PyArray_DIM(shaped, i)) {
-            const npy_intp stride = PyArray_STRIDE(shaped, i);
-            walk.loops[i] = {PyArray_DIM(shaped, i), src_bits ? behind : stride, dst_bits ? behind : stride};
-        }
-        if ((shaped && size_of(shaped) != size) || (src_bits && u64(PyArray_NBYTES(x)) < (size * src_bits + 7) / 8) ||
-            (dst_bits && u64(PyArray_NBYTES(out)) < (size * dst_bits + 7) / 8)) {
+        if (!set_packed_walk(&walk, x, src_bits, out, dst_bits, size)) {
             PyErr_SetString(PyExc_ValueError, "cast: the arrays have other sizes");
             return nullptr;
         }
@@ -98,7 +86,7 @@ static PyObject* set_modes(PyObject*, PyObject* asked) {
 }
 
 // Counts the changes of the functions below: `gpucast.core.extension` knows by it whether this was built from its sources.
-enum : long { interface = 10 };
+enum : long { interface = 11 };
 
 static PyMethodDef methods[] = {
     {"find", find, METH_O, nullptr},
@@ -115,6 +103,7 @@ static PyMethodDef methods[] = {
     {"repeat", as_method(repeat), METH_FASTCALL, nullptr},
     {"quantize", as_method(quantize), METH_FASTCALL, nullptr},
     {"transform", as_method(transform), METH_FASTCALL, nullptr},
+    {"group", as_method(group), METH_FASTCALL, nullptr},
     {"new_part", new_part, METH_O, nullptr},
     {"pause", pause, METH_O, nullptr},
     {"serve", serve, METH_VARARGS, nullptr},

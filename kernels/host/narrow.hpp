@@ -5,13 +5,20 @@ namespace gpucast {
 // Elements that are cast together.
 enum : u64 { lanes = 32 };
 
+// Whether a FLOAT16's own code is rounded to the destination's: `cuts_halves`, and FLOAT8UE5M3, whose largest field has numbers.
+template <typename Src, typename Dst>
+GPUCAST_CONSTANT bool cuts_codes() {
+    if constexpr (!is_float16<Src>() || !is_small<Dst>()) return false;
+    else return cuts_halves<Src, Dst>() || (Dst::bits == 8 && int(Dst::bias) == int(Src::bias) && u32(Dst::max_code) >> Dst::mantissa_bits == 31);
+}
+
 // Whether a cast goes this way. Of a FLOAT16 there is no way for subnormal numbers, unless they become zero, or are cut as they
-// are (`cuts_halves`); of a DOUBLE no infinity comes that was a number.
+// are; of a DOUBLE no infinity comes that was a number.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_CONSTANT bool narrows() {
     if constexpr (GPUCAST_TABLE_BYTES != 64 || !is_small<Dst>() || Src::bits < 16 || Src::is_bool || rounds_by_rule<Dst, Rule>()) return false;
     else if constexpr (Dst::bits > 8 || (Src::bits == 64 && Src::is_float && Rule::infinity_is_nan())) return false;
-    else if constexpr (is_float16<Src>()) return cuts_halves<Src, Dst>() || Dst::bias + Dst::mantissa_bits <= 14;
+    else if constexpr (is_float16<Src>()) return cuts_codes<Src, Dst>() || Dst::bias + Dst::mantissa_bits <= 14;
     else return has_float32<Src>();
 }
 
@@ -95,11 +102,12 @@ GPUCAST_INLINE BytePairs narrowed(BytePairs codes) {
     constexpr u32 infinite = 0x7fff & ~(one - 1);
     const BytePairs magnitude = codes & 0x7fff;
     BytePairs results;
-    if constexpr (cuts_halves<Half, Dst>()) {
+    if constexpr (cuts_codes<Half, Dst>()) {
         // WideCodes count ULPs in the source, too, which are twice as large next to zero where the other bias is larger.
         BytePairs same = magnitude;
         if constexpr (rebias != 0) same = magnitude < u16(one) ? magnitude + magnitude : magnitude + u16(one);
-        same = least(same, every(last << cut));
+        if constexpr (u32(Dst::max_code) >> kept == 31) same = magnitude < u16(infinite) ? same : every(last << cut);
+        else same = least(same, every(last << cut));
         results = (same + u16((1u << (cut - 1)) - 1) + (same >> cut & 1)) >> cut;
     } else {
         const BytePairs known = least(magnitude, every(((last >> kept) + rebias) << bits | (last & ((1u << kept) - 1)) << cut));

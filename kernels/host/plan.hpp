@@ -7,8 +7,8 @@ namespace gpucast {
 
 struct Plan;
 
-// The result of a call by a plan, of whose function the arguments come in their order; None, nothing done, where only the
-// checked path can tell what is right.
+// The result of a call by a plan, of whose function the arguments come in their order; nothing done, None where the plan's
+// function of Python may serve, or only the checked path can tell what is right; NotImplemented for the latter alone.
 typedef PyObject* Run(Plan* plan, PyObject* const* arguments);
 
 // The memory of a list: so many extents that are written, then those that are read.
@@ -84,6 +84,28 @@ inline bool is_call(Py_ssize_t count, Py_ssize_t wanted, const char* name) {
     PyErr_Format(PyExc_TypeError, "%s: %zd arguments; expected %zd", name, count, wanted);
     return false;
 }
+
+enum : int { most_references = 5 };
+
+// References of a call, which end with it.
+struct References {
+    PyObject* each[most_references] = {};
+    int count = 0;
+
+    References() = default;
+    ~References() { clear(); }
+    References(const References&) = delete;
+    References& operator=(const References&) = delete;
+
+    void clear() {
+        while (count) Py_DECREF(each[--count]);
+    }
+    // Takes a reference over; false for null.
+    bool take(PyObject* one) {
+        if (one) each[count++] = one;
+        return one != nullptr;
+    }
+};
 
 // ---- what is fused with a cast ----
 
@@ -240,6 +262,12 @@ inline bool is_of(PyArrayObject* x, PyArray_Descr* dtype, int number) {
 
 inline bool is_writable(PyObject* array) { return PyArray_ISWRITEABLE(array_of(array)); }
 
+// What a call on the host fuses with its cast, with arrays of NumPy; false, without an exception, as for `take_fusion`.
+inline bool take_of_host(const Plan* plan, PyObject* const* arguments, bool is_random, Fusion* fusion) {
+    return take_fusion(arguments, is_random, take_array, fusion) && (!fusion->scale.data || read_scale(fusion)) &&
+           (!fusion->amax.data || is_writable(arguments[of_amax])) && is_scale_of(plan, *fusion);
+}
+
 // By a plan of one array, where `out` is a place for it; fusion: null for a plain cast.
 inline __attribute__((always_inline)) PyObject* cast_numpy(Plan* plan, PyArrayObject* given, PyObject* out, const Fusion* fusion) {
     const bool is_new = is_none(out);
@@ -294,9 +322,7 @@ inline PyObject* run_numpy(Plan* plan, PyObject* const* arguments) {
         return result ? result : cast_numpy(plan, array_of(given), arguments[of_out], nullptr);
     }
     Fusion fusion;
-    if (!take_fusion(arguments, is_random, take_array, &fusion)) return nothing();
-    if (fusion.scale.data && !read_scale(&fusion)) return nothing();
-    if ((fusion.amax.data && !is_writable(arguments[of_amax])) || !is_scale_of(plan, fusion)) return nothing();
+    if (!take_of_host(plan, arguments, is_random, &fusion)) return nothing();
     return cast_numpy(plan, array_of(given), arguments[of_out], &fusion);
 }
 

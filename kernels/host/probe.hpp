@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cache of plans: from a call of a public function to its plan in one probe, by the identity of what the call names.
 #pragma once
+#include "groups.hpp"
 #include "lists.hpp"
 #include "results.hpp"
 
 namespace gpucast {
 
-enum : int { most_functions = 16, most_parameters = 20, most_keyed = 8 };
+enum : int { most_functions = 32, most_parameters = 20, most_keyed = 8, most_kinds = 64 };
 
 // How an argument takes part in the search for a plan: by what it is, by whether it is there, or not at all.
 enum Role : char { keyed = 'k', flagged = 'f', free_of = '.' };
@@ -17,7 +18,8 @@ struct Function {
     char roles[most_parameters];
     // The places of keyed and of flagged arguments.
     int keys, flags, key_places[most_keyed], flag_places[most_parameters];
-    // Of the keywords: names, which are interned, and the values of those that a call leaves out.
+    // Of all but the array: names, which are interned, and the values of those that a call leaves out; null for a second
+    // argument that none may leave out.
     PyObject *names[most_parameters], *defaults[most_parameters];
     // Of the latest call, which the next one is like in most cases; null for none.
     const struct Slot* latest;
@@ -43,6 +45,9 @@ struct Slot {
 enum : size_t { slots = 1 << 12 };
 static Slot* table;
 static size_t kept;
+// The classes of arrays for which a plan was ever kept: nothing is asked of others. They live on.
+static PyTypeObject* kinds[most_kinds];
+static int kind_count;
 // Whether no plan is run in a thread.
 static __thread bool is_paused;
 
@@ -103,11 +108,27 @@ inline bool is_passing(PyObject* name) {
     return !PyUnicode_CheckExact(name) && PyArray_DescrCheck(name) && !number_of(reinterpret_cast<PyArray_Descr*>(name));
 }
 
-QUICK Key key_of(const Function* function, PyObject* const* arguments, PyObject* dtype) {
-    PyObject* x = arguments[of_x];
-    Key key = {function, Py_TYPE(x), dtype, arguments[of_to], 0};
-    // That of a list is the class of its arrays.
-    if (!PyArray_CheckExact(x) && PyList_CheckExact(x) && PyList_Size(x)) key.kind = Py_TYPE(PyList_GetItem(x, 0));
+// The class of x; that of a list is the class of its arrays.
+QUICK PyTypeObject* kind_of(PyObject* x) {
+    return !PyArray_CheckExact(x) && PyList_CheckExact(x) && PyList_Size(x) ? Py_TYPE(PyList_GetItem(x, 0)) : Py_TYPE(x);
+}
+
+QUICK bool is_kind(PyTypeObject* kind) {
+    int i = 0;
+    while (i < kind_count && kinds[i] != kind) ++i;
+    return i < kind_count;
+}
+
+// Whether a class has its place.
+inline bool keep_kind(PyTypeObject* kind) {
+    if (is_kind(kind)) return true;
+    if (kind_count == most_kinds) return false;
+    kinds[kind_count++] = reinterpret_cast<PyTypeObject*>(Py_NewRef(reinterpret_cast<PyObject*>(kind)));
+    return true;
+}
+
+QUICK Key key_of(const Function* function, PyObject* const* arguments, PyTypeObject* kind, PyObject* dtype) {
+    Key key = {function, kind, dtype, arguments[of_to], 0};
     for (int i = 0; i < function->flags; ++i) key.given |= u32(!is_none(arguments[function->flag_places[i]])) << i;
     return key;
 }
@@ -151,22 +172,25 @@ inline bool forget_plans() {
     return true;
 }
 
-// Puts the values of keywords in their places; false, without an exception, for one that the function has not.
+// Puts the values of keywords in their places, the second argument's among them where it is `...`; false, without an
+// exception, for one that the function has not, or that is missing.
 QUICK bool take_keywords(const Function* function, PyObject* given, PyObject** arguments) {
+    const int first = arguments[of_to] == Py_Ellipsis ? of_to : of_to + 1;
+    if (first == of_to) arguments[of_to] = function->defaults[of_to];
     PyObject *name, *value;
     Py_ssize_t at = 0;
     while (PyDict_Next(given, &at, &name, &value)) {
-        int i = of_to + 1;
+        int i = first;
         // The names of keywords are interned where a call spells them.
         while (i < function->count && name != function->names[i]) ++i;
         if (i == function->count) {
-            i = of_to + 1;
+            i = first;
             while (i < function->count && !is_same(name, function->names[i])) ++i;
         }
         if (i == function->count) return false;
         arguments[i] = value;
     }
-    return true;
+    return arguments[of_to] != nullptr;
 }
 
 // By the plan's function of Python: of x, and of all arguments that are not keyed, in their order.
@@ -187,10 +211,12 @@ inline PyObject* call_function(const Function* function, const Plan* plan, PyObj
 inline PyObject* run_nothing(Plan*, PyObject* const*) { return nothing(); }
 
 // hit(x, to, keywords) or hit(x, to, ...), with all arguments in their order: the result of a call that a plan is for; None,
-// nothing done, for any other call.
+// nothing done, for any other call. In the first form `to` may be `...`, which stands for none.
 inline PyObject* hit(Function* function, PyObject* const* given, Py_ssize_t count) {
     PyObject* arguments[most_parameters];
-    if (!kept || is_paused) return nothing();
+    if (!kept || is_paused || !count) return nothing();
+    PyTypeObject* const kind = kind_of(given[of_x]);
+    if (!PyArray_CheckExact(given[of_x]) && !is_kind(kind)) return nothing();
     if (count == of_to + 2) {
         if (!PyDict_CheckExact(given[of_to + 1])) {
             PyErr_SetString(PyExc_TypeError, "hit: the keywords must be a dict");
@@ -205,7 +231,7 @@ inline PyObject* hit(Function* function, PyObject* const* given, Py_ssize_t coun
     }
     PyObject* dtype = dtype_in(given[of_x]);
     if (!dtype) return nothing();
-    Key key = key_of(function, given, dtype);
+    Key key = key_of(function, given, kind, dtype);
     Plan* plan = find_plan(function, &key, given);
     Py_DECREF(dtype);
     if (!plan) return nothing();
@@ -216,6 +242,9 @@ inline PyObject* hit(Function* function, PyObject* const* given, Py_ssize_t coun
     if (result == Py_None && plan->function) {
         Py_DECREF(result);
         result = call_function(function, plan, given);
+    } else if (result == Py_NotImplemented) {
+        Py_DECREF(result);
+        result = nothing();
     }
     Py_DECREF(reinterpret_cast<PyObject*>(plan));
     return result;
@@ -232,11 +261,11 @@ inline PyObject* keep(const Function* function, PyObject* const* arguments, Py_s
     if (2 * kept >= slots && !forget_plans()) return nullptr;
     PyObject* dtype = dtype_in(arguments[of_x]);
     if (!dtype) return nothing();
-    Key key = key_of(function, arguments, dtype);
+    Key key = key_of(function, arguments, kind_of(arguments[of_x]), dtype);
     rename(&key);
     Py_INCREF(key.dtype);
     Py_DECREF(dtype);
-    if (is_passing(key.dtype) || is_passing(key.to)) {
+    if (is_passing(key.dtype) || is_passing(key.to) || !keep_kind(key.kind)) {
         Py_DECREF(key.dtype);
         return nothing();
     }
@@ -276,12 +305,13 @@ inline PyMethodDef* methods_at(int at, std::integer_sequence<int, place...>) {
     return each[at];
 }
 
-// function(names, defaults, roles): `hit` and `keep` of a public function. The names and defaults are those of its keywords,
-// in the order of its arguments; a letter of `roles` is a Role.
+// function(second, default, names, defaults, roles): `hit` and `keep` of a public function. Of its second argument the name,
+// and what it is where a call leaves it out, or `...`; the names and defaults of its keywords in the order of its arguments;
+// a letter of `roles` is a Role.
 inline PyObject* new_function(PyObject*, PyObject* arguments) {
-    PyObject *names, *defaults;
+    PyObject *second, *stands, *names, *defaults;
     const char* roles;
-    if (!PyArg_ParseTuple(arguments, "O!O!s", &PyTuple_Type, &names, &PyTuple_Type, &defaults, &roles)) return nullptr;
+    if (!PyArg_ParseTuple(arguments, "UOO!O!s", &second, &stands, &PyTuple_Type, &names, &PyTuple_Type, &defaults, &roles)) return nullptr;
     const Py_ssize_t count = PyTuple_Size(names);
     int keys = 0;
     for (const char* role = roles; *role; ++role) keys += *role == keyed;
@@ -293,12 +323,16 @@ inline PyObject* new_function(PyObject*, PyObject* arguments) {
     // Those of an earlier call stay, because a plan may name them.
     Function* function = &functions[function_count];
     function->count = int(count) + of_to + 1;
+    const auto name_argument = [&](Py_ssize_t at, PyObject* name, PyObject* value) {
+        PyObject* own = Py_NewRef(name);
+        PyUnicode_InternInPlace(&own);
+        function->names[at] = own, function->defaults[at] = value == Py_Ellipsis ? nullptr : Py_NewRef(value);
+    };
+    name_argument(of_to, second, stands);
     for (Py_ssize_t i = 0; i < count; ++i) {
-        PyObject* name = Py_NewRef(PyTuple_GetItem(names, i));
-        PyUnicode_InternInPlace(&name);
         const Py_ssize_t at = i + of_to + 1;
-        function->names[at] = name, function->roles[at] = roles[i];
-        function->defaults[at] = Py_NewRef(PyTuple_GetItem(defaults, i));
+        name_argument(at, PyTuple_GetItem(names, i), PyTuple_GetItem(defaults, i));
+        function->roles[at] = roles[i];
         if (roles[i] == keyed) function->key_places[function->keys++] = int(at);
         if (roles[i] == flagged) function->flag_places[function->flags++] = int(at);
     }
@@ -323,7 +357,7 @@ inline PyObject* pause(PyObject*, PyObject* whether) {
 inline PyObject* count_plans(PyObject*, PyObject*) { return PyLong_FromSize_t(kept); }
 
 // plan(kind, function, empty, src, dst, works, kernels, kernels_by_float, library, made, src_bits, dst_bits): a plan that is run for arrays of
-// "numpy", "cupy", "tensors", a list of the host ("list": `kernels` are its plans by dtype), of the host that are "quantized" or
+// "numpy", "cupy", "packed" in bytes of NumPy, "tensors", a list of the host ("list": `kernels` are its plans by dtype), of the host that are "quantized" or
 // "dequantized" (`kernels` are lists of entries by shape), or by its function alone ("").
 inline PyObject* new_plan(PyObject*, PyObject* arguments) {
     PyObject *function, *empty, *src, *dst, *works, *kernels, *by_float, *library, *made;
@@ -339,7 +373,7 @@ inline PyObject* new_plan(PyObject*, PyObject* arguments) {
         // Whether it has dtypes and works, a dictionary, a function that gives results, and a library.
         bool casts, has_kernels, allocates, is_library;
     } const kinds[] = {{"numpy", run_numpy, true, false, false, false}, {"cupy", run_placed, true, true, true, false},
-                       {"tensors", run_tensor, true, true, true, true}, {"list", run_list, false, true, false, false},
+                       {"packed", run_packed, true, false, false, false}, {"tensors", run_tensor, true, true, true, true}, {"list", run_list, false, true, false, false},
                        {"quantized", run_quantized, false, true, false, false}, {"dequantized", run_dequantized, false, true, false, false},
                        {"", run_nothing, false, false, false, false}};
     const auto is_dict = [](PyObject* given) { return is_none(given) || PyDict_CheckExact(given); };
@@ -355,7 +389,8 @@ inline PyObject* new_plan(PyObject*, PyObject* arguments) {
         if ((one.is_library || (one.run == run_list && !is_none(library))) && !asked.read(library)) return nullptr;
         Plan* plan = make_plan(src, dst, works);
         if (!plan) return nullptr;
-        plan->run = one.run, plan->function = held(function), plan->empty = held(empty);
+        // One plan serves packed elements of both sides.
+        plan->run = src_bits ? run_packed : one.run, plan->function = held(function), plan->empty = held(empty);
         plan->kernels = held(kernels), plan->kernels_by_float = held(by_float);
         plan->library = held(library), plan->made = held(made);
         plan->src_bits = src_bits, plan->dst_bits = dst_bits;

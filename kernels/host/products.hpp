@@ -29,10 +29,11 @@ GPUCAST_INLINE float rest_of_product(float x, float y, float product) {
 // Replaces FLOATs by their products with a factor. The exact product of two FLOATs is a DOUBLE, so that FLOAT's own is that
 // DOUBLE, rounded. For shorter results (`to_odd`) an inexact one becomes the neighbour whose last bit is 1: it lies on the same
 // side of all their numbers and midpoints.
-template <bool to_odd>
-GPUCAST_INLINE void multiply_block(float* x, u64 n, float factor, float zero) {
+template <bool to_odd, bool is_each = false>
+GPUCAST_INLINE void multiply_block(float* __restrict__ x, u64 n, const float* __restrict__ factors, const float* __restrict__ zeros) {
+    const float first = *factors, first_zero = *zeros;
     for (u64 i = 0; i < n; ++i) {
-        const float known = x[i] - zero, product = known * factor;
+        const float factor = is_each ? factors[i] : first, known = x[i] - (is_each ? zeros[i] : first_zero), product = known * factor;
         u32 code = ptx::bits(product);
         if constexpr (to_odd) {
             const float rest = rest_of_product(known, factor, product);
@@ -45,21 +46,22 @@ GPUCAST_INLINE void multiply_block(float* x, u64 n, float factor, float zero) {
     }
 }
 
-// False, nothing done, where a factor is no FLOAT, or one so large or small that a product, or its rest, may be no normal FLOAT:
+// Whether products come from FLOATs: not where a factor is no FLOAT, or one so large or small that a product, or its rest, may be no normal FLOAT:
 // codes stand for 0, infinity, NaN, and numbers from 2^-17 to 2^16.
+GPUCAST_INLINE bool takes_floats(const Factor& by) {
+    const double size = by.factor < 0 ? -by.factor : by.factor;
+    return size >= 0x1p-60 && size <= 0x1p60 && double(float(by.factor)) == by.factor;
+}
+
+// False, nothing done, where these come from DOUBLEs.
 template <bool to_odd>
 inline bool multiply_floats(float* x, u64 count, const BlockOf<const Factor>& block, u64 start) {
     bool is_known = true;
-    each_block(block, start, count, [&](u64, u64, const Factor& by) {
-        const double size = by.factor < 0 ? -by.factor : by.factor;
-        is_known = is_known && size >= 0x1p-60 && size <= 0x1p60 && double(float(by.factor)) == by.factor;
-    });
+    each_block(block, start, count, [&](u64, u64, const Factor& by) { is_known = is_known && takes_floats(by); });
     if (!is_known) return false;
     each_block(block, start, count, [&](u64 i, u64 end, const Factor& by) {
-        // With loops of their own for the usual lengths.
-        if (end - i == short_block) multiply_block<to_odd>(x + i, short_block, float(by.factor), float(by.zero));
-        else if (end - i == shorter_block) multiply_block<to_odd>(x + i, shorter_block, float(by.factor), float(by.zero));
-        else multiply_block<to_odd>(x + i, end - i, float(by.factor), float(by.zero));
+        const float factor = float(by.factor), zero = float(by.zero);
+        multiply_block<to_odd>(x + i, end - i, &factor, &zero);
     });
     return true;
 }
@@ -99,28 +101,67 @@ GPUCAST_INLINE void multiply_doubles(const float* y, u8* results, u64 count, con
     if (how.to) how.to(x, results, count);
 }
 
+template <bool flag>
+struct Flag {
+    enum : bool { value = flag };
+};
+
+// What multiplies some blocks, brought together.
+struct OwnFactors {
+    OwnFactors(const Factor* of, u64 n) {
+        for (u64 i = 0; i < n; ++i) factor[i] = float(of[i].factor), zero[i] = float(of[i].zero), are_known &= takes_floats(of[i]);
+    }
+    // Replaces FLOATs in whole blocks by their products; false, nothing done, where these come from DOUBLEs.
+    template <bool to_odd>
+    GPUCAST_INLINE bool multiply(float* x, u64 count, u64 length) const {
+        if (!are_known) return false;
+        const auto each = [&](u64 n) {
+            for (u64 i = 0, at = 0; at < count; ++i, at += n) multiply_block<to_odd>(x + at, n, factor + i, zero + i);
+        };
+        // With loops of their own for the usual lengths.
+        if (length == 1) multiply_block<to_odd, true>(x, count, factor, zero);
+        else if (length == short_block) each(short_block);
+        else if (length == shorter_block) each(shorter_block);
+        else each(length);
+        return true;
+    }
+    bool are_known = true;
+    alignas(64) float factor[floats_together], zero[floats_together];
+};
+
+// The results of `count` codes, `floats_together` or fewer. `own`: what multiplies them, where they are whole blocks.
+static void multiply_some(const u8* src, u8* dst, u64 count, const BlockOf<const Factor>& block, u64 start, const OwnFactors* own, const Products& how) {
+    alignas(64) float y[floats_together];
+    // Results that are FLOATs are computed where they will be.
+    float* const x = how.in_floats && !how.to_from_floats ? reinterpret_cast<float*>(dst) : y;
+    how.from(src, x, count);
+    const auto multiply_by = [&](auto to_odd) {
+        return own ? own->multiply<decltype(to_odd)::value>(x, count, block.length) : multiply_floats<decltype(to_odd)::value>(x, count, block, start);
+    };
+    if (how.in_floats && (how.to_from_floats ? multiply_by(Flag<true>()) : multiply_by(Flag<false>()))) {
+        if (how.to_from_floats) how.to_from_floats(x, dst, count);
+        return;
+    }
+    for (u64 at = 0; at < count; at += numbers) {
+        const u64 some = count - at < numbers ? count - at : u64(numbers);
+        multiply_doubles(x + at, dst + at * how.itemsize, some, block, start + at, how);
+    }
+}
+
 // Dequantizes codes of a byte.
 static void multiply(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more) {
     const u8* src = static_cast<const u8*>(from);
     u8* dst = static_cast<u8*>(to);
-    const BlockOf<const Factor> block = {static_cast<const Factor*>(of), skip, length};
+    const Factor* factors = static_cast<const Factor*>(of);
     const Products& how = *static_cast<const Products*>(more);
-    alignas(64) float y[floats_together];
-    for (u64 start = 0; start < n; start += floats_together) {
-        const u64 count = n - start < floats_together ? n - start : u64(floats_together);
-        u8* const results = dst + start * how.itemsize;
-        // Results that are FLOATs are computed where they will be.
-        float* const own = how.in_floats && !how.to_from_floats ? reinterpret_cast<float*>(results) : y;
-        how.from(src + start, own, count);
-        if (how.in_floats && length != 1) {
-            if (how.to_from_floats ? multiply_floats<true>(own, count, block, start) : multiply_floats<false>(own, count, block, start)) {
-                if (how.to_from_floats) how.to_from_floats(own, results, count);
-                continue;
-            }
-        }
-        for (u64 at = 0; at < count; at += numbers) {
-            const u64 some = count - at < numbers ? count - at : u64(numbers);
-            multiply_doubles(own + at, results + at * how.itemsize, some, block, start + at, how);
+    const u64 columns = length == 1 ? skip : n;
+    const bool are_whole = length == 1 || (!skip && floats_together % length == 0 && n % length == 0);
+    for (u64 start = 0; start < columns; start += floats_together) {
+        const u64 count = columns - start < floats_together ? columns - start : u64(floats_together);
+        const BlockOf<const Factor> block = {factors, length == 1 ? 0 : skip, length};
+        const OwnFactors own(factors + start / length, are_whole ? count / length : 0);
+        for (u64 at = start; at < n; at += columns) {
+            multiply_some(src + at, dst + at * how.itemsize, count, block, start, are_whole ? &own : nullptr, how);
         }
     }
 }

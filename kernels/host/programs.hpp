@@ -200,76 +200,108 @@ struct Room {
     u8* const all;
 };
 
-// Whether what is written shares no memory with anything else.
-inline bool are_disjoint(const Program* program, const u64* addresses, Extent* extents) {
-    u64 reads = 0, writes = 0;
-    Extent* const written = extents + program->reads;
-    for (int i = 0; i < program->given; ++i) {
-        const u64 bytes = program->arrays[i].bytes;
-        if (!bytes) continue;
-        (i < program->reads ? extents[reads++] : written[writes++]) = extent(addresses[i], bytes);
-    }
-    return !writes || are_disjoint(written, writes, extents, reads);
-}
+// A program for the arrays of a call: those that are given, then others by their addresses.
+struct Repeat {
+    explicit Repeat(const Program* of)
+        : program(of), before_(of->given * sizeof(Extent) + ((u64(of->given + of->others) * sizeof(u64) + 15) & ~u64(15))), room_(bytes_of(*of)) {}
 
-// repeat(program, given, others, seed, offset, number): whether the launches were repeated for a list of arrays, and of the
-// addresses of others. False, nothing done, where only the checked path can tell. The device of the arrays is the current one.
+    const Program* const program;
+
+    // Null, without an exception, where memory is short.
+    u64* addresses() const { return reinterpret_cast<u64*>(room_.all + program->given * sizeof(Extent)); }
+    bool has_room() const { return room_.all != nullptr; }
+
+    // Whether a given array lies as that of the recorded call did.
+    bool take(int i, PyObject* x) const { return find_address(program->arrays[i], x, program->device, addresses() + i); }
+    bool take_other(int i, u64 address) const {
+        addresses()[program->given + i] = address;
+        return address % alike_addresses == program->alike[i];
+    }
+
+    // Whether what is written of the given arrays shares no memory with anything else.
+    bool are_apart() const {
+        Extent *const read = reinterpret_cast<Extent*>(room_.all), *const written = read + program->reads;
+        u64 reads = 0, writes = 0;
+        for (int i = 0; i < program->given; ++i) {
+            const u64 bytes = program->arrays[i].bytes;
+            if (bytes) (i < program->reads ? read[reads++] : written[writes++]) = extent(addresses()[i], bytes);
+        }
+        return !writes || are_disjoint(written, writes, read, reads);
+    }
+
+    // Launches all. False after an exception.
+    bool launch(u64 seed, u64 offset, double number) const {
+        void* stream = nullptr;
+        bool is_known = false, is_done = true;
+        u8* bytes = room_.all + before_;
+        for (int i = 0; is_done && i < program->launches; ++i) {
+            const RecordedLaunch& one = program->launch[i];
+            memcpy(bytes, one.arguments, one.bytes);
+            for (u64 j = 0; j < one.patches; ++j) {
+                const Patch& patch = one.patch[j];
+                u8* const place = bytes + patch.at;
+                if (patch.array == of_the_number) {
+                    memcpy(place, &number, sizeof number);
+                    continue;
+                }
+                const u64 word = patch.array >= 0 ? addresses()[patch.array] + patch.behind : patch.array == of_the_seed ? seed : offset;
+                memcpy(place, &word, sizeof word);
+            }
+            is_done = launch_again(one, bytes, &stream, &is_known);
+            bytes += (one.bytes + 15) & ~u64(15);
+        }
+        return is_done;
+    }
+
+   private:
+    const u64 before_;
+    const Room room_;
+
+    static u64 bytes_of(const Program& of) {
+        u64 size = of.given * sizeof(Extent) + ((u64(of.given + of.others) * sizeof(u64) + 15) & ~u64(15));
+        for (int i = 0; i < of.launches; ++i) size += (of.launch[i].bytes + 15) & ~u64(15);
+        return size;
+    }
+};
+
+// repeat(program, given, new, seed, offset, number): repeats the launches for a list of arrays, and others. new(): something,
+// and a list of the addresses of others, or None where there may be none; it is called where the given arrays are such as the
+// program serves. Returns what that gave first; None, nothing done, where only the checked path can tell. The device of the
+// arrays is the current one.
 inline PyObject* repeat(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     if (!is_call(count, 6, "repeat")) return nullptr;
-    if (Py_TYPE(arguments[0]) != program_type || !PyList_CheckExact(arguments[1]) || !PyList_CheckExact(arguments[2])) {
-        PyErr_SetString(PyExc_TypeError, "repeat: expected a program and two lists");
+    if (Py_TYPE(arguments[0]) != program_type || !PyList_CheckExact(arguments[1]) || !PyCallable_Check(arguments[2])) {
+        PyErr_SetString(PyExc_TypeError, "repeat: expected a program, a list and a function");
         return nullptr;
     }
     const Program* program = reinterpret_cast<const Program*>(arguments[0]);
     const u64 seed = PyLong_AsUnsignedLongLong(arguments[3]), offset = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(arguments[4]);
     const double number = PyErr_Occurred() ? 0 : PyFloat_AsDouble(arguments[5]);
     if (PyErr_Occurred()) return nullptr;
-    PyObject* const no = Py_False;
-    if (PyList_Size(arguments[1]) != program->given || PyList_Size(arguments[2]) != program->others) return Py_NewRef(no);
-    const u64 arrays = u64(program->given + program->others);
-    const u64 before = program->given * sizeof(Extent) + ((arrays * sizeof(u64) + 15) & ~u64(15));
-    u64 size = before;
-    for (int i = 0; i < program->launches; ++i) size += (program->launch[i].bytes + 15) & ~u64(15);
-    Room room(size);
-    if (!room.all) return PyErr_NoMemory();
-    Extent* const extents = reinterpret_cast<Extent*>(room.all);
-    u64* const addresses = reinterpret_cast<u64*>(extents + program->given);
+    if (PyList_Size(arguments[1]) != program->given) return nothing();
+    const Repeat again(program);
+    if (!again.has_room()) return PyErr_NoMemory();
     for (int i = 0; i < program->given; ++i) {
         // Its attributes may run others' code, which changes the list.
         PyObject* x = Py_XNewRef(PyList_GetItem(arguments[1], i));
-        const bool is_there = x && find_address(program->arrays[i], x, program->device, &addresses[i]);
+        const bool is_there = x && again.take(i, x);
         Py_XDECREF(x);
         PyErr_Clear();
-        if (!is_there) return Py_NewRef(no);
+        if (!is_there) return nothing();
     }
+    if (!again.are_apart()) return nothing();
+    References made;
+    if (!made.take(PyObject_CallNoArgs(arguments[2]))) return nullptr;
+    PyObject* const pair = made.each[0];
+    if (is_none(pair)) return nothing();
+    PyObject* const others = PyTuple_Check(pair) && PyTuple_Size(pair) == 2 ? PyTuple_GetItem(pair, 1) : nullptr;
+    if (!others || !PyList_CheckExact(others) || PyList_Size(others) != program->others) return nothing();
     for (int i = 0; i < program->others; ++i) {
-        PyObject* one = PyList_GetItem(arguments[2], i);
-        u64* address = &addresses[program->given + i];
-        *address = one ? PyLong_AsUnsignedLongLong(one) : 0;
+        const bool is_alike = again.take_other(i, PyLong_AsUnsignedLongLong(PyList_GetItem(others, i)));
         if (PyErr_Occurred()) return nullptr;
-        if (*address % alike_addresses != program->alike[i]) return Py_NewRef(no);
+        if (!is_alike) return nothing();
     }
-    if (!are_disjoint(program, addresses, extents)) return Py_NewRef(no);
-    void* stream = nullptr;
-    bool is_known = false, is_done = true;
-    u8* bytes = room.all + before;
-    for (int i = 0; is_done && i < program->launches; ++i) {
-        const RecordedLaunch& one = program->launch[i];
-        memcpy(bytes, one.arguments, one.bytes);
-        for (u64 j = 0; j < one.patches; ++j) {
-            const Patch& patch = one.patch[j];
-            u8* const place = bytes + patch.at;
-            if (patch.array == of_the_number) {
-                memcpy(place, &number, sizeof number);
-                continue;
-            }
-            const u64 word = patch.array >= 0 ? addresses[patch.array] + patch.behind : patch.array == of_the_seed ? seed : offset;
-            memcpy(place, &word, sizeof word);
-        }
-        is_done = launch_again(one, bytes, &stream, &is_known);
-        bytes += (one.bytes + 15) & ~u64(15);
-    }
-    return is_done ? Py_NewRef(Py_True) : nullptr;
+    return again.launch(seed, offset, number) ? Py_NewRef(PyTuple_GetItem(pair, 0)) : nullptr;
 }
 
 }  // namespace gpucast

@@ -57,6 +57,25 @@ inline bool read_bytes(PyObject* given, Blocks* how, const char* name) {
     return false;
 }
 
+// How a call is done, and what it asks of its library of tensors, or null.
+template <typename Blocks>
+struct Described {
+    Blocks how;
+    const TensorLibrary* library;
+
+    // Returns 1; 0, without an exception, where the library watches; -1 after one.
+    int read(PyObject* given, PyObject* asked, const char* name) {
+        if (!read_bytes(given, &how, name)) return -1;
+        return find_library(asked, &known_, &library) ? 1 : PyErr_Occurred() ? -1 : 0;
+    }
+
+   private:
+    TensorLibrary known_;
+};
+
+// What functions return after 1, 0 and -1 of these.
+inline PyObject* truth_of(int done) { return done < 0 ? nullptr : Py_NewRef(done ? Py_True : Py_False); }
+
 // Whether what is written shares no memory with what is read, or written elsewhere.
 inline bool are_disjoint(const Part* written, size_t writes, const Part* read, size_t reads) {
     Extent to[8], from[8];
@@ -79,6 +98,15 @@ inline bool take_float(PyObject* given, float least, bool* has, float* number) {
     return *number >= least && *number <= 0x1.fffffep127f;
 }
 
+// A seed, or None, and an offset. False after an exception.
+inline bool take_random(PyObject* const* given, OwnChoice* choice) {
+    choice->is_random = !is_none(given[0]);
+    if (!choice->is_random) return true;
+    choice->seed = PyLong_AsUnsignedLongLong(given[0]);
+    choice->offset = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(given[1]);
+    return !PyErr_Occurred();
+}
+
 // Quantizes x into the parts: codes, or the bytes of packed ones, scales, zero points and the global scale, or None, all of
 // which are flat arrays or tensors of the host. Returns 1 where that is done; 0, nothing of use written, where only the other
 // path can; -1 after an exception.
@@ -98,39 +126,33 @@ inline int quantize_parts(const Quantizing& how, const TensorLibrary* library, c
 // the parts. False, nothing of use written, where only the other path can. The global scale, the magnitude that gives it, and
 // the seed may be None.
 inline PyObject* quantize(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-    Quantizing how;
-    TensorLibrary known;
-    if (!is_call(count, 11, "quantize") || !read_bytes(arguments[0], &how, "quantize")) return nullptr;
-    const TensorLibrary* library;
-    if (!find_library(arguments[1], &known, &library)) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_False);
+    Described<Quantizing> by;
+    if (!is_call(count, 11, "quantize")) return nullptr;
+    int done = by.read(arguments[0], arguments[1], "quantize");
+    if (done <= 0) return truth_of(done);
     OwnChoice choice;
     if (!take_float(arguments[7], 0x1p-149f, &choice.has_scale, &choice.scale) || !take_float(arguments[8], 0, &choice.has_top, &choice.top)) {
         return Py_NewRef(Py_False);
     }
-    choice.is_random = !is_none(arguments[9]);
-    if (choice.is_random) {
-        choice.seed = PyLong_AsUnsignedLongLong(arguments[9]);
-        choice.offset = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(arguments[10]);
-        if (PyErr_Occurred()) return nullptr;
-    }
-    const int done = quantize_parts(how, library, choice, arguments[2], arguments + 3);
+    if (!take_random(arguments + 9, &choice)) return nullptr;
+    done = quantize_parts(by.how, by.library, choice, arguments[2], arguments + 3);
     for (Py_ssize_t i = 3; done > 0 && i < 7; ++i) {
-        if (!tell_of(library, arguments[i])) return nullptr;
+        if (!tell_of(by.library, arguments[i])) done = -1;
     }
-    return done < 0 ? nullptr : Py_NewRef(done ? Py_True : Py_False);
+    return truth_of(done);
 }
 
 // transform(how, library, x, out): whether the FLOATs `out` became the transform of x, which is as `quantize` takes it.
 inline PyObject* transform(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-    Transforming how;
-    TensorLibrary known;
-    if (!is_call(count, 4, "transform") || !read_bytes(arguments[0], &how, "transform")) return nullptr;
-    const TensorLibrary* library;
-    if (!find_library(arguments[1], &known, &library)) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_False);
+    Described<Transforming> by;
+    if (!is_call(count, 4, "transform")) return nullptr;
+    const int begun = by.read(arguments[0], arguments[1], "transform");
+    if (begun <= 0) return truth_of(begun);
+    Transforming& how = by.how;
     Part x, out;
-    if (!how.size || !x.take(arguments[2], how.src_bytes, how.size * how.src_bytes, false, library) ||
-        !out.take(arguments[3], 4, how.size * 4, true, library) || !are_disjoint(&out, 1, &x, 1)) {
-        return Py_NewRef(Py_False);
+    if (!how.size || !x.take(arguments[2], how.src_bytes, how.size * how.src_bytes, false, by.library) ||
+        !out.take(arguments[3], 4, how.size * 4, true, by.library) || !are_disjoint(&out, 1, &x, 1)) {
+        return truth_of(0);
     }
     const Exactly exactly;
     const struct {
@@ -138,7 +160,7 @@ inline PyObject* transform(PyObject*, PyObject* const* arguments, Py_ssize_t cou
     } blocks = {{1, 1, how.size}, {1, 1, how.length}, {1, 1, how.size / how.length}};
     Unlocked unlocked(how.size);
     if (!each_run(run_of(blocks, how.run, x.data, how.src_bytes, out.data, 4, out.data, 4, how.negative), &unlocked)) return nullptr;
-    return tell_of(library, arguments[3]) ? Py_NewRef(Py_True) : nullptr;
+    return truth_of(tell_of(by.library, arguments[3]) ? 1 : -1);
 }
 
 // The numbers of parts as `quantize_parts` has them, into a flat array of the host; the same, back.

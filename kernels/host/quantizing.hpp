@@ -35,7 +35,7 @@ struct BlockFactor {
 
 // gpucast/quantization/quantize_on_host.py describes them, and makes them.
 enum class ScaleKind : u64 { power_of_two, real, small };
-enum class Division : u64 { step, near, quotient, product };
+enum class Division : u64 { step, near, product };
 
 // `Integers` of codes.hpp.
 struct IntegerCodes {
@@ -187,7 +187,7 @@ struct QuantizeCall {
     u64 end_bytes() const { return how.two_sided ? 2 * how.src_bytes : how.src_bytes; }
     u64 of_bytes() const {
         if (choice.is_random) return sizeof(BlockDivisor);
-        return how.division == Division::near || how.division == Division::step ? 8 : 4;
+        return how.division == Division::product ? 4 : 8;
     }
     void (*elements() const)() { return choice.is_random ? how.divide : how.elements; }
     const void* more() const {
@@ -290,10 +290,8 @@ inline void find_scales(const QuantizeCall& call, u64 first, u64 n, const BlockN
         memcpy(of, s, n * sizeof *s);
     } else if (how.division == Division::step) {
         for (u64 i = 0; i < n; ++i) static_cast<BlockStep*>(of)[i] = {float(s[i]), own.zeros[i]};
-    } else if (how.division == Division::product) {
-        for (u64 i = 0; i < n; ++i) static_cast<float*>(of)[i] = float(1 / s[i]);
     } else {
-        for (u64 i = 0; i < n; ++i) static_cast<float*>(of)[i] = float(s[i]);
+        for (u64 i = 0; i < n; ++i) static_cast<float*>(of)[i] = float(1 / s[i]);
     }
 }
 
@@ -375,30 +373,31 @@ inline float global_scale_of(const QuantizeCall& call, const u8* ends, u64 block
     return scale > 0x1p-126f ? scale : 0x1p-126f;
 }
 
+inline u64 smaller_of(u64 a, u64 b) { return a < b ? a : b; }
+inline u64 at_least_eight(u64 n) { return n < 8 ? 8 : n / 8 * 8; }
+
 // The codes of all elements. Returns 1; 0 where memory is short; -1 after an exception.
 inline int find_elements(const QuantizeCall& call, u8* of, Unlocked* unlocked) {
     const Quantizing& how = call.how;
     const u64 n = product(how.shape), bits = how.element_bits;
     Run3 run = run_of(how, call.elements(), call.x, how.src_bytes, call.data, 1, of, call.of_bytes(), call.more());
     if (bits == 8) return each_run(run, unlocked) ? 1 : -1;
-    const bool is_row = run.shape[0] * run.shape[1] == 1;
-    const Memory codes(is_row && n > codes_at_once ? u64(codes_at_once) : n);
+    // Parts of rows, whose packed codes are whole bytes and stay in caches.
+    const u64 rows = run.shape[0] * run.shape[1], columns = run.shape[2];
+    const u64 row_step = rows == 1 ? 1 : at_least_eight(codes_at_once / columns), column_step = rows == 1 ? u64(codes_at_once) : columns;
+    const Memory codes(smaller_of(n, row_step * smaller_of(column_step, columns)));
     if (!codes.data) return 0;
-    run.dst.first = codes.data;
-    if (!is_row) {
-        if (!each_run(run, unlocked)) return -1;
-        pack(codes.data, call.data, u32(bits), n);
-        return 1;
-    }
-    // Elements lie at their places in a row: what comes before a part is never touched.
-    for (u64 begin = 0; begin < n; begin += codes_at_once) {
-        Run3 part = run;
-        const u64 count = n - begin < codes_at_once ? n - begin : u64(codes_at_once);
-        part.first_row = 0, part.last_row = 1, part.first_column = begin, part.last_column = begin + count;
-        part.dst.first = codes.data - begin;
-        runs_loops()(&part);
-        pack(codes.data, call.data + begin * bits / 8, u32(bits), count);
-        if (unlocked->is_interrupted(count)) return -1;
+    for (u64 row = 0; row < rows; row += row_step) {
+        for (u64 column = 0; column < columns; column += column_step) {
+            run.first_row = row, run.last_row = smaller_of(row + row_step, rows);
+            run.first_column = column, run.last_column = smaller_of(column + column_step, columns);
+            const u64 begin = row * columns + column, count = (run.last_row - row) * (run.last_column - column);
+            // Elements lie at their places in the array: what comes before a part is never touched.
+            run.dst.first = codes.data - begin;
+            runs_loops()(&run);
+            pack(codes.data, call.data + begin * bits / 8, u32(bits), count);
+            if (unlocked->is_interrupted(count)) return -1;
+        }
     }
     return 1;
 }

@@ -2,6 +2,7 @@
 // Plans of the functions that quantize on the host: entries, by the shape of an array, say what is computed, and how results
 // look. gpucast/quantization/host_plans.py makes them.
 #pragma once
+#include "packed.hpp"
 #include "programs.hpp"
 #include "quantize.hpp"
 
@@ -26,72 +27,66 @@ inline bool take_part_names() {
     return true;
 }
 
-// References of a call, which end with it.
-struct References {
-    PyObject* each[parts_of_result + 1] = {};
-    int count = 0;
+// What is new: None; of a tuple of a dtype and a shape an array of NumPy; of these and a function that gives memory, and a
+// class, one of CuPy. With a class and attributes it is the `data` of one of these. Else the result of a function.
+struct NewPart {
+    PyObject *dtype, *shape, *allocate = nullptr, *array = nullptr, *kind = nullptr, *attributes = nullptr;
+    Shape lengths;
 
-    References() = default;
-    ~References() { clear(); }
-    References(const References&) = delete;
-    References& operator=(const References&) = delete;
-
-    void clear() {
-        while (count) Py_DECREF(each[--count]);
+    // False for any other object. (A plan's own are checked once.)
+    bool read(PyObject* how) {
+        const Py_ssize_t count = PyTuple_Check(how) ? PyTuple_Size(how) : 0;
+        if (count != 4 && count != 6) return false;
+        PyObject** const all[] = {&dtype, &shape, &allocate, &array, &kind, &attributes};
+        for (Py_ssize_t i = 0; i < count; ++i) *all[i] = is_none(PyTuple_GetItem(how, i)) ? nullptr : PyTuple_GetItem(how, i);
+        if (!dtype || !PyArray_DescrCheck(dtype) || PyDataType_REFCHK(reinterpret_cast<PyArray_Descr*>(dtype)) || !lengths.take(shape)) return false;
+        return (!allocate || (array && PyCallable_Check(allocate) && PyCallable_Check(array))) &&
+               (!kind || (attributes && PyType_Check(kind) && PyDict_Check(attributes)));
     }
-    // Takes a reference over; false for null.
-    bool take(PyObject* one) {
-        if (one) each[count++] = one;
-        return one != nullptr;
+
+    u64 bytes() const { return lengths.size * itemsize_of(reinterpret_cast<PyArray_Descr*>(dtype)); }
+
+    PyObject* new_array() {
+        if (allocate) {
+            PyObject* memory = PyObject_CallFunction(allocate, "K", static_cast<unsigned long long>(bytes()));
+            PyObject* made = memory ? PyObject_CallFunctionObjArgs(array, shape, dtype, memory, nullptr) : nullptr;
+            Py_XDECREF(memory);
+            return made;
+        }
+        const LargeMemory own(bytes());
+        Py_INCREF(dtype);
+        return PyArray_NewFromDescr(&PyArray_Type, reinterpret_cast<PyArray_Descr*>(dtype), lengths.dimensions, lengths.lengths, nullptr, nullptr, 0,
+                                    nullptr);
     }
 };
 
-// What is new: None; of a tuple of a dtype and a shape an array of NumPy, which with a class and attributes is the `data` of
-// one of these; else the result of a function. Null after an exception.
+// Null after an exception.
 inline PyObject* make_part(PyObject* how) {
     if (is_none(how)) return Py_NewRef(how);
     if (!PyTuple_Check(how)) return PyObject_CallNoArgs(how);
-    PyObject *dtype = PyTuple_GetItem(how, 0), *shape = PyTuple_GetItem(how, 1);
-    npy_intp lengths[max_dimensions];
-    const int dimensions = int(PyTuple_Size(shape));
-    u64 size = itemsize_of(reinterpret_cast<PyArray_Descr*>(dtype));
-    for (int i = 0; i < dimensions; ++i) {
-        lengths[i] = PyLong_AsSsize_t(PyTuple_GetItem(shape, i));
-        size *= u64(lengths[i]);
-    }
-    const LargeMemory own(size);
-    Py_INCREF(dtype);
-    PyObject* array = PyArray_NewFromDescr(&PyArray_Type, reinterpret_cast<PyArray_Descr*>(dtype), dimensions, lengths, nullptr, nullptr, 0, nullptr);
-    if (!array || PyTuple_Size(how) == 2) return array;
-    PyTypeObject* kind = reinterpret_cast<PyTypeObject*>(PyTuple_GetItem(how, 2));
-    PyObject* packed = PyType_GenericAlloc(kind, 0);
+    NewPart part;
+    if (!part.read(how)) return PyErr_Format(PyExc_TypeError, "a part that can not be made");
+    PyObject* array = part.new_array();
+    if (!array || !part.kind) return array;
+    PyObject* packed = PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(part.kind), 0);
     bool is_made = packed && PyObject_SetAttr(packed, data_name, array) == 0;
     Py_DECREF(array);
     PyObject *name, *value;
-    for (Py_ssize_t at = 0; is_made && PyDict_Next(PyTuple_GetItem(how, 3), &at, &name, &value);) is_made = PyObject_SetAttr(packed, name, value) == 0;
+    for (Py_ssize_t at = 0; is_made && PyDict_Next(part.attributes, &at, &name, &value);) is_made = PyObject_SetAttr(packed, name, value) == 0;
     if (!is_made) Py_CLEAR(packed);
     return packed;
 }
 
-// Whether something is what `make_part` takes. (A plan's own are checked once.)
+// Whether something is what `make_part` takes.
 inline bool is_part(PyObject* how) {
-    if (is_none(how) || PyCallable_Check(how)) return true;
-    const Py_ssize_t count = PyTuple_Check(how) ? PyTuple_Size(how) : 0;
-    if ((count != 2 && count != 4) || !PyArray_DescrCheck(PyTuple_GetItem(how, 0)) || !PyTuple_Check(PyTuple_GetItem(how, 1))) return false;
-    PyObject* shape = PyTuple_GetItem(how, 1);
-    if (PyTuple_Size(shape) > max_dimensions || PyDataType_REFCHK(reinterpret_cast<PyArray_Descr*>(PyTuple_GetItem(how, 0)))) return false;
-    for (Py_ssize_t i = 0; i < PyTuple_Size(shape); ++i) {
-        const Py_ssize_t length = PyLong_AsSsize_t(PyTuple_GetItem(shape, i));
-        PyErr_Clear();
-        if (length < 0) return false;
-    }
-    return count == 2 || (PyType_Check(PyTuple_GetItem(how, 2)) && PyDict_Check(PyTuple_GetItem(how, 3)));
+    NewPart part;
+    return is_none(how) || PyCallable_Check(how) || part.read(how);
 }
 
 // An entry: a tuple of these.
 enum : int {
-    entry_how,        // Bytes of a Quantizing or a Dequantizing.
-    entry_library,    // What is asked of a library of tensors, or None.
+    entry_how,        // Bytes of a Quantizing or a Dequantizing; or a Program for arrays of CuPy.
+    entry_library,    // What is asked of a library of tensors, or None; of a program whether a graph is captured.
     entry_kind,       // The class of the Quantized, and those of its attributes that are not parts.
     entry_attributes,
     entry_data,       // The class of the codes, and whether they lie in their `data`.
@@ -101,6 +96,7 @@ enum : int {
     entry_numbers,    // The class, dtype and shape of numbers.
     entry_dtype,
     entry_numbers_shape,
+    entry_places,     // Of a program with others their places in a new result, or functions that give their addresses.
     entry_parts
 };
 
@@ -108,7 +104,12 @@ inline bool is_entry(PyObject* given, bool is_back) {
     if (!PyTuple_Check(given) || PyTuple_Size(given) != entry_parts) return false;
     const auto at = [&](int i) { return PyTuple_GetItem(given, i); };
     const size_t size = is_back ? sizeof(Dequantizing) : sizeof(Quantizing);
-    if (!PyBytes_Check(at(entry_how)) || size_t(PyBytes_Size(at(entry_how))) != size || !PyDict_Check(at(entry_attributes))) return false;
+    if (Py_TYPE(at(entry_how)) == program_type) {
+        if (!PyCallable_Check(at(entry_library))) return false;
+    } else if (!PyBytes_Check(at(entry_how)) || size_t(PyBytes_Size(at(entry_how))) != size) {
+        return false;
+    }
+    if (!PyDict_Check(at(entry_attributes))) return false;
     for (int i : {int(entry_kind), int(entry_data), int(entry_numbers)}) {
         if (!PyType_Check(at(i))) return false;
     }
@@ -124,6 +125,11 @@ struct ResultEntry {
     PyObject* tuple;
 
     PyObject* at(int i) const { return PyTuple_GetItem(tuple, i); }
+    bool is_on_device() const { return Py_TYPE(at(entry_how)) == program_type; }
+    // A program either has others, for a new result, or is given an `out`.
+    bool is_for(PyObject* out) const {
+        return !is_on_device() || (reinterpret_cast<const Program*>(at(entry_how))->others != 0) == is_none(out);
+    }
     PyTypeObject* kind(int i) const { return reinterpret_cast<PyTypeObject*>(at(i)); }
 
     // The parts of an earlier result that is as this says. False, without an exception, for any other.
@@ -189,28 +195,102 @@ inline PyObject* new_part(PyObject*, PyObject* how) {
     return nullptr;
 }
 
-// Quantizes as an entry says. Null after an exception; None, nothing of use written, where only others can tell.
+// ---- on devices ----
+
+// Repeats the program of an entry for these arrays, of which null and None count as none. Those of a new result are in `made`;
+// the others of the program have these places there, or are kept: functions give their addresses. Returns 1; 0, nothing done, where only others can tell; -1 after an
+// exception.
+template <typename Make>
+inline int repeat_by(const ResultEntry& entry, PyObject* const* given, int count, PyObject* places, const Make& make, References* made) {
+    const Program* program = reinterpret_cast<const Program*>(entry.at(entry_how));
+    const Repeat again(program);
+    if (!again.has_room()) return PyErr_NoMemory(), -1;
+    int taken = 0, device = 0;
+    for (int i = 0; i < count; ++i) {
+        if (!given[i] || is_none(given[i])) continue;
+        if (taken == program->given || !again.take(taken++, given[i])) return 0;
+    }
+    const Kernel* kernel = reinterpret_cast<const Kernel*>(program->launches ? program->launch[0].launch : nullptr);
+    if (taken != program->given || !again.are_apart() || !kernel || Py_TYPE(program->launch[0].launch) != kernel_type) return 0;
+    if (kernel->current(&device) != 0 || device != kernel->device) return 0;
+    if (program->others) {
+        PyObject* is_captured = PyObject_CallNoArgs(entry.at(entry_library));
+        if (!is_captured) return -1;
+        if (!is_false(is_captured)) return 0;
+        if (!make(made)) return -1;
+    }
+    for (int i = 0; i < program->others; ++i) {
+        PyObject* const place = PyTuple_Check(places) ? PyTuple_GetItem(places, i) : nullptr;
+        if (place && PyCallable_Check(place)) {
+            PyObject* kept = PyObject_CallNoArgs(place);
+            const u64 address = kept ? PyLong_AsUnsignedLongLong(kept) : 0;
+            Py_XDECREF(kept);
+            if (PyErr_Occurred()) return -1;
+            if (!again.take_other(i, address)) return 0;
+            continue;
+        }
+        const Py_ssize_t at = place ? PyLong_AsSsize_t(place) : -1;
+        PyErr_Clear();
+        if (at < 0 || at >= made->count) return 0;
+        u64 address;
+        References parts;
+        // Packed elements are in the memory of an array.
+        if (!parts.take(PyObject_GetAttr(made->each[at], data_name))) return -1;
+        if (Py_TYPE(parts.each[0]) == program->arrays[0].kind && !parts.take(PyObject_GetAttr(parts.each[0], data_name))) return -1;
+        if (!find_number(parts.each[parts.count - 1], pointer_name, &address) || !again.take_other(i, address)) return 0;
+    }
+    return again.launch(0, 0, 1) ? 1 : -1;
+}
+
+inline PyObject* quantize_on_device(const ResultEntry& entry, PyObject* x, PyObject* out) {
+    References parts;
+    if (!is_none(out) && !entry.take_parts(out, &parts)) return nothing();
+    PyObject* const memory = is_none(out) ? nullptr : entry.memory(&parts);
+    PyObject* const given[] = {x, memory, parts.each[1], parts.each[2], parts.each[3]};
+    if (!is_none(out) && !memory) return nothing();
+    const int done = repeat_by(entry, given, memory ? 5 : 1, entry.at(entry_places), [&](References* made) {
+        for (int i = 0; i < parts_of_result; ++i) {
+            if (!made->take(make_part(PyTuple_GetItem(entry.at(entry_new), i)))) return false;
+        }
+        return true;
+    }, &parts);
+    return done < 0 ? nullptr : !done ? nothing() : is_none(out) ? entry.assemble(parts.each) : Py_NewRef(out);
+}
+
+inline PyObject* dequantize_on_device(const ResultEntry& entry, References* parts, PyObject* out) {
+    PyObject* const memory = entry.memory(parts);
+    PyObject* const given[] = {memory, parts->each[1], parts->each[2], parts->each[3], is_none(out) ? nullptr : out};
+    References made;
+    const int done = !memory ? 0 : repeat_by(entry, given, 5, entry.at(entry_places), [&](References* to) { return to->take(make_part(entry.at(entry_new))); }, &made);
+    return done < 0 ? nullptr : !done ? nothing() : is_none(out) ? Py_NewRef(made.each[0]) : Py_NewRef(out);
+}
+
+// ---- on the host ----
+
+// Calls by an entry end with these: a result with a reference of its own, or none.
+inline PyObject* ended(int done, PyObject* result) {
+    return done > 0 ? result : done ? nullptr : Py_NewRef(Py_NotImplemented);
+}
+
+// Quantizes as an entry says. Null after an exception; NotImplemented, nothing of use written, where only others can tell.
 inline PyObject* quantize_by(const ResultEntry& entry, PyObject* x, PyObject* out) {
-    Quantizing how;
-    TensorLibrary known;
-    const TensorLibrary* library;
-    if (!read_bytes(entry.at(entry_how), &how, "quantize")) return nullptr;
-    if (!find_library(entry.at(entry_library), &known, &library)) return PyErr_Occurred() ? nullptr : nothing();
+    if (entry.is_on_device()) return quantize_on_device(entry, x, out);
+    Described<Quantizing> by;
+    const int begun = by.read(entry.at(entry_how), entry.at(entry_library), "quantize");
+    if (begun <= 0) return ended(begun, nullptr);
     References parts;
     const bool is_new = is_none(out);
     for (int i = 0; is_new && i < parts_of_result; ++i) {
         if (!parts.take(make_part(PyTuple_GetItem(entry.at(entry_new), i)))) return nullptr;
     }
-    if (!is_new && !entry.take_parts(out, &parts)) return nothing();
-    PyObject* memory = entry.memory(&parts);
-    if (!memory) return nothing();
+    PyObject* memory = is_new || entry.take_parts(out, &parts) ? entry.memory(&parts) : nullptr;
+    if (!memory) return ended(0, nullptr);
     PyObject* const into[] = {memory, parts.each[1], parts.each[2], parts.each[3]};
-    const int done = quantize_parts(how, library, OwnChoice(), x, into);
+    int done = quantize_parts(by.how, by.library, OwnChoice(), x, into);
     for (int i = 0; done > 0 && !is_new && i < parts_of_result; ++i) {
-        if (!tell_of(library, into[i])) return nullptr;
+        if (!tell_of(by.library, into[i])) done = -1;
     }
-    if (done <= 0) return done ? nullptr : nothing();
-    return is_new ? entry.assemble(parts.each) : Py_NewRef(out);
+    return ended(done, done <= 0 ? nullptr : is_new ? entry.assemble(parts.each) : Py_NewRef(out));
 }
 
 // Of arrays that are quantized to nearest, as they are. All other calls are the function's.
@@ -219,33 +299,32 @@ inline PyObject* run_quantized(Plan* plan, PyObject* const* arguments) {
     for (int i : {int(quantize_seed), int(quantize_scale), int(quantize_amax), int(quantize_signs)}) {
         if (!is_none(arguments[i])) return nothing();
     }
-    PyObject* entry = find_entry(plan, arguments[quantize_x], false, [](PyObject*) { return true; });
+    PyObject* const out = arguments[quantize_out];
+    PyObject* entry = find_entry(plan, arguments[quantize_x], false, [out](PyObject* one) { return ResultEntry{one}.is_for(out); });
     if (!entry) return nothing();
-    PyObject* result = quantize_by({entry}, arguments[quantize_x], arguments[quantize_out]);
+    PyObject* result = quantize_by({entry}, arguments[quantize_x], out);
     Py_DECREF(entry);
     return result;
 }
 
 inline PyObject* dequantize_by(const ResultEntry& entry, References* parts, PyObject* out) {
-    Dequantizing how;
-    TensorLibrary known;
-    const TensorLibrary* library;
-    if (!read_bytes(entry.at(entry_how), &how, "dequantize")) return nullptr;
-    if (!find_library(entry.at(entry_library), &known, &library)) return PyErr_Occurred() ? nullptr : nothing();
+    if (entry.is_on_device()) return dequantize_on_device(entry, parts, out);
+    Described<Dequantizing> by;
+    const int begun = by.read(entry.at(entry_how), entry.at(entry_library), "dequantize");
+    if (begun <= 0) return ended(begun, nullptr);
     const bool is_new = is_none(out);
     if (!is_new && (Py_TYPE(out) != entry.kind(entry_numbers) || !has(out, dtype_name, entry.at(entry_dtype)) ||
                     !has(out, shape_name, entry.at(entry_numbers_shape)))) {
-        return nothing();
+        return ended(0, nullptr);
     }
     out = is_new ? make_part(entry.at(entry_new)) : Py_NewRef(out);
     if (!out) return nullptr;
     PyObject* memory = entry.memory(parts);
     PyObject* const from[] = {memory, parts->each[1], parts->each[2], parts->each[3]};
-    int done = memory ? dequantize_parts(how, library, from, out) : 0;
-    if (done > 0 && !is_new && !tell_of(library, out)) done = -1;
-    if (done > 0) return out;
-    Py_DECREF(out);
-    return done ? nullptr : nothing();
+    int done = memory ? dequantize_parts(by.how, by.library, from, out) : 0;
+    if (done > 0 && !is_new && !tell_of(by.library, out)) done = -1;
+    if (done <= 0) Py_DECREF(out);
+    return ended(done, out);
 }
 
 inline PyObject* run_dequantized(Plan* plan, PyObject* const* arguments) {
@@ -260,7 +339,7 @@ inline PyObject* run_dequantized(Plan* plan, PyObject* const* arguments) {
     References parts;
     PyObject* entry = find_entry(plan, data, true, [&](PyObject* one) {
         parts.clear();
-        return ResultEntry{one}.take_parts(q, &parts);
+        return ResultEntry{one}.is_for(arguments[dequantize_out]) && ResultEntry{one}.take_parts(q, &parts);
     });
     PyObject* result = entry ? dequantize_by({entry}, &parts, arguments[dequantize_out]) : nothing();
     Py_XDECREF(entry);

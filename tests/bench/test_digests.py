@@ -102,11 +102,11 @@ def test_only_what_both_files_cover_is_compared() -> None:
     assert 300 < len(tenth) < 500 and tenth == [name for name in many if chosen(name, 10, "")]
 
 
-def test_every_family_is_in_the_list() -> None:
+def test_every_family_is_in_the_list(exhaustive: bool) -> None:
     kernels = all_kernels()
     assert [one.name for one in kernels] == sorted(one.name for one in kernels)
     names = {one.name for one in kernels}
-    assert len(kernels) > 30_000
+    assert len(kernels) > (30_000 if exhaustive else 5_000)
     for part in ("many_", "scaled_wide_amax", "stochastic", "transposed", "strided", "unpacked", "finite", "select"):
         assert any(part in name for name in names), part
     for part in ("quantize_groups", "tiles", "hadamard", "4over6", "_back", "row_scaled", "steps", "128x4", "top"):

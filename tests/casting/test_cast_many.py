@@ -451,3 +451,19 @@ def test_lists_like_an_earlier_one_that_share_memory() -> None:
     gpucast.cast_many([x[:1] for x in arrays], "FLOAT16", out=[y[:1] for y in outs], amax=amax)
     with pytest.raises(ValueError, match="share"):
         gpucast.cast_many([x[:1] for x in inside], "FLOAT16", out=[y[:1] for y in outs], amax=amax)
+
+
+def test_a_list_that_no_plan_serves_is_given_memory_once() -> None:
+    """Arrays that begin elsewhere modulo 64 bytes have other launches, which is known before results are made."""
+    allocated = list[int]()
+
+    def allocate(nbytes: int) -> Any:
+        allocated.append(nbytes)
+        return idle_cuda.fresh(nbytes)
+
+    with idle_cuda.idle(allocate=allocate):
+        arrays = [idle_cuda.array((40,), np.float32) for _ in range(3)]
+        for first, count in ((0, 3), (0, 3), (3, 3), (3, 3)):
+            allocated.clear()
+            gpucast.cast_many([x[first : first + 32] for x in arrays], "FLOAT16")
+            assert len(allocated) == count, first

@@ -20,15 +20,11 @@ from fake_cuda import Cuda
 from gpucast import PackedArray
 from gpucast.casting import plans
 
+pytestmark = pytest.mark.usefixtures("no_plans")
 Wrong = Iterator[tuple[Any, type[Exception], str]]
 
 on_both_sides = pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
 every_way = pytest.mark.parametrize("keywords", [{}, {"scale": 1.0}], ids=["plain", "fused"])
-
-
-@pytest.fixture(autouse=True)
-def no_plans() -> None:
-    plans.forget()
 
 
 def make(on_device: bool, shape: tuple[int, ...], kind: Any = np.uint8) -> Any:

@@ -28,10 +28,7 @@ from gpucast.core.extension import MODULE
 from gpucast.core.rule import resolve
 from gpucast.kernel.fused_kernel import FUSED, cast_kernel
 
-
-@pytest.fixture(autouse=True)
-def no_plans() -> None:
-    plans.forget()
+pytestmark = pytest.mark.usefixtures("no_plans")
 
 
 # ---- the fast path does little, and all that it must ----

@@ -326,6 +326,41 @@ def test_parts_of_codes_are_neither_dropped_nor_kept_alone(capsys: pytest.Captur
         assert "quant_method" in Path(f"out {pattern}/config.json").read_text()
 
 
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        *(
+            (option, "l.weight_scale_inv")
+            for option in ("--rule=*_inv=FLOAT16", "--rule=*ht_s*=keep", "--include=*_inv")
+        ),
+        ("--rule=*input_scale=FLOAT16", "l.input_scale"),
+    ],
+)
+def test_an_option_that_names_a_part_alone_is_refused(option: str, name: str, capsys: Any) -> None:
+    """It would say nothing: the name of the weight decides about its parts."""
+    model(F8 | {"l.input_scale": ONE, "norm.weight": SIX}, quantization_config=BLOCKS)
+    said = failure(capsys, "in", "out", "--to", "BFLOAT16", option)
+    assert f" names {name!r}, " in said and repr(option.partition("=")[2]) in said
+    assert "--as-weights PATTERN" in said and not Path("out").exists()
+    # With the weight, or beside an option that keeps the part.
+    assert convert("in", "out", "--to", "BFLOAT16", "--rule", "l.*=FLOAT16") == 0
+    assert files.load("out/model.safetensors")["l.weight"].dtype == np.float16
+    assert convert("in", "kept", "--to", "BFLOAT16", "--keep", name, "--include=norm.weight", option) == 0
+
+
+def test_a_type_that_nobody_knows_may_be_of_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    files.save("m.safetensors", {"l.weight": np.zeros(8, np.uint8), "l.s": SIX, "norm.weight": SIX})
+    raw = Path("m.safetensors").read_bytes()
+    Path("m.safetensors").write_bytes(raw.replace(b'"U8"', b'"N4"'))
+    assert "tensor 'l.weight' of N4 may hold packed codes" in failure(
+        capsys, "m.safetensors", "out.safetensors", "--to", "BFLOAT16"
+    )
+    # Complex numbers are known, and kept.
+    longer = raw[8:].replace(b'"U8"', b'"C64"').replace(b"[8]", b"[1]")
+    Path("m.safetensors").write_bytes((int.from_bytes(raw[:8], "little") + 1).to_bytes(8, "little") + longer)
+    assert convert("m.safetensors", "out.safetensors", "--to", "BFLOAT16") == 0
+
+
 @pytest.mark.parametrize("codes", ["int32", "uint32", "int16", "uint16"])
 def test_a_matrix_of_words_holds_codes(codes: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Of packers that are not known here: 'l.s' would be cast, and no reader could tell."""

@@ -210,12 +210,21 @@ def test_malformed_models(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_initializers_that_are_inputs_keep_their_types(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save("in.onnx", False, model(inputs=[helper.make_tensor_value_info("W", 1, [64, 32])]))
     assert main(["convert", "in.onnx", "out.onnx", "--to", "FLOAT16"]) == 0
-    assert "left alone, for it is an input of the graph too: 'W' (FLOAT)" in capsys.readouterr().out
+    assert "left alone (it is an input of the graph too): 'W' (FLOAT)" in capsys.readouterr().out
     message = failure(capsys, "in.onnx", "no.onnx", "--to", "FLOAT16", "--exclude", "[!W]*")
     assert "can be cast: it is an input of the graph too" in message
     onnx.checker.check_model("out.onnx", full_check=True)
     message = failure(capsys, "in.onnx", "out.onnx", "--to", "FLOAT16", "--include", "W")
     assert "'W' is an input of the graph too" in message
+
+
+def test_external_data_of_a_folder_is_rewritten_and_not_copied(folder: Path) -> None:
+    (folder / "in").mkdir()
+    os.chdir("in")
+    save("in.onnx", True)
+    os.chdir("..")
+    assert convert("in", "out", "--to", "FLOAT16") == 0
+    assert sorted(os.listdir("out")) == [".gpucast.json", "in.onnx", "in.onnx.data"]
 
 
 def test_external_data_that_is_there_is_not_replaced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -394,8 +394,8 @@ def test_a_wrong_result_is_not_given_a_name(
     shards(folder / "in")
     cast = cast_tensor._cast_on
 
-    def wrong(device: str | None, x: Any, dst: DType, attributes: Any) -> Any:
-        y = cast(device, x, dst, attributes)
+    def wrong(engine: Any, x: Any, dst: DType, attributes: Any) -> Any:
+        y = cast(engine, x, dst, attributes)
         if y.size > 17:
             y.view(dst.code_numpy)[17] += 1
         return y
@@ -414,7 +414,7 @@ def test_a_wrong_result_is_not_given_a_name(
     # Among many elements some are looked at.
     files.save("in.npy", {"x": np.ones(5000, np.float32)})
     monkeypatch.setattr(
-        cast_tensor, "_cast_on", lambda device, x, dst, attributes: cast(device, x + np.float32(1), dst, attributes)
+        cast_tensor, "_cast_on", lambda engine, x, dst, attributes: cast(engine, x + np.float32(1), dst, attributes)
     )
     assert "element" in failure(capsys, "in.npy", "out.npy", "--to", "FLOAT16", "--verify")
     assert convert("in.npy", "out.npy", "--to", "FLOAT16") == 0

@@ -343,7 +343,7 @@ WORK: list[tuple[dict[str, Any], str, str]] = [
     ({}, "in out --to INT4", "'a' from FLOAT to INT4"),
     ({}, "in out --to FLOAT16 --rule b=FLOAT8E5M2", "give --scale"),
     # Scales that a type or a format lacks.
-    ({}, "in out --to INT4 --scale nvfp4", "is not for INT4; expected per-tensor, per-channel, block, none"),
+    ({}, "in out --to INT4 --scale nvfp4", "is not for INT4; expected per-tensor, per-channel, block or none"),
     ({}, "in out --to FLOAT8E8M0 --scale mx", "expected none"),
     ({}, "in out --to INT4 --scale block --no-saturate", "--saturate has no meaning"),
     ({}, "in out --to INT4 --scale block --rounding nearest_even", "--rounding has no"),
@@ -397,6 +397,14 @@ WORK: list[tuple[dict[str, Any], str, str]] = [
             "weights are quantized by 'special', which is not read here",
         )
         for style in ("gpucast", "deepseek", "compressed-tensors")
+    ),
+    *(
+        (
+            {FIRST: LINEAR, "in/config.json": '{"model_type": "gpt2"}', INDEX: GONE},
+            f"in out {BLOCKS} --style {style}",
+            "in/config.json: model_type is 'gpt2', whose layers are Conv1D",
+        )
+        for style in ("deepseek", "compressed-tensors")
     ),
     *(
         (block_sizes(size), "in out --to FLOAT", f"weight_block_size is {size!r}; expected two lengths")

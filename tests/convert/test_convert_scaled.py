@@ -105,8 +105,13 @@ def test_nan_and_infinity(to: str, scale: str, capsys: pytest.CaptureFixture[str
         assert "would lose" in message
         assert "20,479 became NaN" in message
     options = ["--to", to, "--scale", scale, "--verify", "all", "--allow-loss"]
-    assert convert("in.safetensors", "out.safetensors", *options) == 0
+    capsys.readouterr()
+    assert main(["convert", "in.safetensors", "out.safetensors", *options, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["total"]
     assert convert("out.safetensors", "back.safetensors", "--to", "FLOAT", "--allow-loss") == 0
+    # Results, whatever the sources were: a whole block for a NaN.
+    back = files.load("back.safetensors")["w"]
+    assert (told["results_nan"], told["results_infinite"]) == (np.isnan(back).sum(), np.isinf(back).sum())
     assert_same(files.load("back.safetensors")["w"], gpucast.dequantize(quantized(x, to, scale)))
 
 
@@ -359,3 +364,13 @@ def test_what_is_asked_for_by_name_is_quantized(capsys: pytest.CaptureFixture[st
     assert header("out/other.safetensors") == {"m.weight": ("F32", [4, 40])}
     config = json.loads(Path("out/config.json").read_text())["quantization_config"]
     assert config["ignore"] == ["m", "re:.*lm_head"]
+
+
+def test_embeddings_are_kept_whatever_their_names() -> None:
+    """Loaders look for no scales of theirs: transformers would fill them with random numbers."""
+    names = ["transformer.wte", "transformer.wpe", "block.0.relative_attention_bias", "a.pos_emb", "a.mask_token"]
+    model({f"{name}.weight": numbers(128, 128) for name in ["l", *names]}, model_type="t5")
+    options = ["--to", "INT8", "--scale", "per-channel", "--style", "compressed-tensors"]
+    assert convert("in", "out", *options) == 0
+    found = header("out/model.safetensors")
+    assert "l.weight_packed" in found and all(found[f"{name}.weight"][0] == "F32" for name in names)

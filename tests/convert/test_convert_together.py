@@ -132,6 +132,17 @@ def test_what_was_written_before_is_verified(
     assert written.exists()
 
 
+def test_a_part_that_was_exchanged_since_is_missed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.makedirs("in")
+    files.save("in/a.safetensors", {"w": BIG.reshape(64, -1)})
+    argv = ["convert", "in", "out", "--to", "INT8", "--scale", "block", "--verify"]
+    assert main(argv) == 0
+    held = files.load("out/a.safetensors")
+    files.save("out/a.safetensors", {"w": held["w"], "other": held["w.scales"]})
+    assert main(argv) == 1
+    assert "out/a.safetensors: verify: tensor 'w.scales' is missing" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("changed", ["in/m.onnx.bin", "in/b.safetensors"])
 def test_files_that_change_are_noticed(changed: str, folder: Path) -> None:
     """External data, and scales in another file than their weight."""

@@ -40,6 +40,8 @@ def test_checkpoints_of_every_kind(kind: str, capsys: pytest.CaptureFixture[str]
     made.save(Path("in"))
     document, found, text = inspected("in", capsys)
     assert not any(one["problem"] for one in found.values()) and "not understood" not in text
+    # A column that holds nothing is not printed.
+    assert ("what" in text.splitlines()[1].split()) == any(one["what"] for one in found.values())
     assert document["bytes"] == sum(np.asarray(x).nbytes for x in made.tensors.values())
     assert {name: tuple(found[name]["shape"]) for name in made.numbers} == {
         name: x.shape for name, x in made.numbers.items()

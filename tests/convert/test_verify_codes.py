@@ -12,6 +12,7 @@ import pytest
 from conversions import convert, failure
 from gpucast import files
 from gpucast.convert.scales import scaling
+from gpucast.convert.streaming import pieces
 from gpucast.convert.streaming.pieces import Quantizer, axis, by_reference
 from gpucast.convert.streaming.same_codes import are_same
 from gpucast.core.dtypes import dtype
@@ -101,13 +102,13 @@ def test_the_whole_is_verified_so(scale: str, folder: Any, monkeypatch: pytest.M
     assert convert(*command) == 0
     assert passed and all(passed)
     # A wrong engine is found, and the error is the reference's.
-    good = scaling.quantize_on_host.quantize
+    good = pieces.quantize_on_host.quantize
 
     def wrong(*given: Any, **options: Any) -> Any:
         parts = good(*given, **options)
         parts.data.view(np.uint8).reshape(-1)[0] ^= 1
         return parts
 
-    monkeypatch.setattr(scaling.quantize_on_host, "quantize", wrong)
+    monkeypatch.setattr(pieces.quantize_on_host, "quantize", wrong)
     assert "tensor 'w' differs from the reference" in failure(capsys, *command)
     assert not passed[-1]

@@ -4,6 +4,7 @@ the reference, and of public calls."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -147,8 +148,11 @@ def _codes(row: DType) -> list[int]:
     return chosen + some[:50] + [code % first for code in some[50:]]
 
 
-def _sources(src: DType) -> NDArray:
-    """Hard elements: subnormals, the points where rounding changes for some types, edges."""
+@functools.cache
+@exact()
+def sources(src: DType) -> NDArray:
+    """Hard elements: subnormals, the points where rounding changes for some types, edges; chosen under the default
+    modes."""
     if src.bits <= 8:
         return hard_codes(src, src, 256).view(src.numpy)
     narrow = (gpucast.dtype(name) for name in ("FLOAT", "FLOAT8E8M0", "BFLOAT16", "FLOAT8E5M2", "FLOAT4E2M1"))
@@ -156,8 +160,6 @@ def _sources(src: DType) -> NDArray:
     return np.random.default_rng(5).permutation(np.concatenate(found)).view(src.numpy)
 
 
-CODES = {row: _codes(row) for row in NUMERIC}
-SOURCES = {src: _sources(src) for src in NUMERIC}
 FLOATS = [row for row in DTYPES if row.is_float]
 TEXTS = (
     "0 -0 1 -1.5 0.1 0.3 1e-5 1e22 1e23 8.5e15 5e-324 2.5e-324 2.4e-324 -5e-324 1e-310 2.2250738585072011e-308 1e-400 "
@@ -170,7 +172,11 @@ TEXTS = (
 def values_of_dtypes() -> Any:
     infos = [vars(gpucast.finfo(row)) | {"dtype": 0} for row in NUMERIC if row.is_float]
     ranges = [(gpucast.iinfo(row).min, gpucast.iinfo(row).max) for row in NUMERIC if row.family == "int"]
-    return [[row.value(code) for code in codes] for row, codes in CODES.items()], infos, ranges
+    return (
+        [[row.value(code) for code in codes] for row, codes in ((row, _codes(row)) for row in NUMERIC)],
+        infos,
+        ranges,
+    )
 
 
 def numbers_of_formats() -> Any:
@@ -188,8 +194,8 @@ def numbers_of_formats() -> Any:
 def casts_of_the_reference() -> Any:
     """Each source to every third destination, another one each."""
     return [
-        reference.cast(x, dst, **dict(case.attributes)).tobytes()
-        for i, (src, x) in enumerate(SOURCES.items())
+        reference.cast(sources(src), dst, **dict(case.attributes)).tobytes()
+        for i, src in enumerate(NUMERIC)
         for dst in NUMERIC[i % 3 :: 3]
         for case in cases(src, dst)
     ]
@@ -198,7 +204,8 @@ def casts_of_the_reference() -> Any:
 def casts_of_all_pairs() -> Any:
     """Short arrays by every rule, long ones by the default."""
     found = []
-    for (src, x), dst in itertools.product(SOURCES.items(), NUMERIC):
+    for src, dst in itertools.product(NUMERIC, NUMERIC):
+        x = sources(src)
         found += [gpucast.cast(x[:5], dst, **dict(case.attributes)).tobytes() for case in cases(src, dst)]
         found.append(gpucast.cast(np.resize(x.view(src.code_numpy), 20_000).view(src.numpy), dst).tobytes())
     return found
@@ -207,7 +214,7 @@ def casts_of_all_pairs() -> Any:
 def quantized_by_all_formats() -> Any:
     found = []
     for name, length, format in itertools.product(("FLOAT", "BFLOAT16", "DOUBLE"), (5, 200), FORMATS.values()):
-        x = np.resize(SOURCES[gpucast.dtype(name)], (4, length))
+        x = np.resize(sources(gpucast.dtype(name)), (4, length))
         x[~np.isfinite(reference.cast(x, "DOUBLE"))] = 0
         q = gpucast.quantize(x, format, axis=0 if format.block == "axis" else 1)
         back = [np.asarray(one).tobytes() for one in (q.dequantize("FLOAT"), gpucast.dequantize(q, "BFLOAT16"))]
@@ -242,7 +249,7 @@ def texts_to_numbers() -> Any:
 def numbers_to_texts() -> Any:
     found = []
     for src in FLOATS:
-        y = SOURCES[src][:200]
+        y = sources(src)[:200]
         long = np.tile(y, -(-5000 // y.size))
         found += [host_text.format(some, resolve(src, STRING)) for some in (y, long)]
         found.append(reference.cast(y, "STRING"))
@@ -253,7 +260,7 @@ def quantized_by_the_reference() -> Any:
     rng, found = np.random.default_rng(4), []
     for name in ("FLOAT", "DOUBLE"):
         row = gpucast.dtype(name)
-        x = rng.choice(SOURCES[row], (4, 70))
+        x = rng.choice(sources(row), (4, 70))
         x[(x.view(row.code_numpy) & row.inf_code) == row.inf_code] = 0
         x[0] = 0
         # Quotients are rounded here.
@@ -269,7 +276,7 @@ def quantized_by_the_reference() -> Any:
 def reports() -> Any:
     found = [gpucast.cast_report(np.array(TEXTS, object), "FLOAT")]
     for src in (gpucast.dtype(name) for name in ("DOUBLE", "FLOAT", "BFLOAT16", "FLOAT8E8M0", "INT64")):
-        x = SOURCES[src]
+        x = sources(src)
         for to in ("DOUBLE", "FLOAT", "FLOAT16", "FLOAT8E4M3FN", "FLOAT8E8M0", "INT8"):
             found += [gpucast.cast_report(some, to) for some in (x, np.tile(x, -(-9000 // x.size)))]
             found.append(result_report(x, reference.cast(x, to), resolve(src, gpucast.dtype(to))))
@@ -293,7 +300,7 @@ def loss_scales() -> Any:
     top.adjust(True)
     other = mixed.DynamicLossScale()
     other.load_state_dict(top.state_dict())
-    grads = {name: SOURCES[gpucast.dtype(name)][:50] for name in ("FLOAT", "BFLOAT16", "FLOAT16", "DOUBLE")}
+    grads = {name: sources(gpucast.dtype(name))[:50] for name in ("FLOAT", "BFLOAT16", "FLOAT16", "DOUBLE")}
     for one in (mixed.StaticLossScale(2.0**127), mixed.DynamicLossScale(7.7), mixed.NoOpLossScale()):
         found += [one.unscale(grads), one.scale(grads)]
     return [*found, top.state_dict(), top._state.tobytes(), other._state.tobytes()]
@@ -364,9 +371,9 @@ def test_numpy_may_raise_and_warnings_may_be_errors() -> None:
     with np.errstate(all="raise"), warnings.catch_warnings():
         warnings.simplefilter("error")
         for src, dst in itertools.product(NUMERIC, (*NUMERIC, STRING)):
-            gpucast.cast_report(SOURCES[src][:5], dst)
+            gpucast.cast_report(sources(src)[:5], dst)
             if src.is_float:
-                gpucast.cast(SOURCES[src][:5], "STRING")
+                gpucast.cast(sources(src)[:5], "STRING")
 
 
 def test_the_threads_of_jax(wide: None) -> None:  # noqa: F811
@@ -374,7 +381,7 @@ def test_the_threads_of_jax(wide: None) -> None:  # noqa: F811
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     pairs = itertools.permutations((gpucast.dtype(n) for n in ("FLOAT", "BFLOAT16", "DOUBLE")), 2)
     for (src, dst), size in itertools.product(pairs, (5, 2_000)):
-        x = np.resize(SOURCES[src].view(src.code_numpy), size).view(src.numpy)
+        x = np.resize(sources(src).view(src.code_numpy), size).view(src.numpy)
         x[: min(size, 7)] = np.arange(1, 1 + min(size, 7)).astype(src.code_numpy).view(src.numpy)
         got = np.asarray(jax.jit(lambda x, dst=dst: gpucast.cast(x, dst))(x))
         assert_same(got, reference.cast(x, dst))
@@ -386,7 +393,7 @@ def test_the_threads_of_jax(wide: None) -> None:  # noqa: F811
 @pytest.mark.peers
 def test_what_torch_sets() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    x = np.resize(SOURCES[gpucast.dtype("FLOAT")], 20_000)
+    x = np.resize(sources(gpucast.dtype("FLOAT")), 20_000)
     right = {to: reference.cast(x, to) for to in ("DOUBLE", "BFLOAT16", "FLOAT16")}
     tensor = torch.from_numpy(x.copy())
     try:

@@ -204,8 +204,25 @@ def fake(x: Any, name: str, kind: Any, shape: tuple[int, ...], pick: random.Rand
     return [y, out, keywords.get("amax"), y is out]
 
 
+def packed(x: Any, name: str, kind: Any, shape: tuple[int, ...], pick: random.Random, library: Library) -> list[Any]:
+    """Packed elements of the host, whatever the library is."""
+    keywords, to, out = casts(pick, lambda one: one), pick.choice([*_TO, "UINT4", "FLOAT6E2M3"]), None
+    given = gpucast.cast(numbers(pick, np.float32, shape), pick.choice(["INT4", "UINT2", "FLOAT4E2M1"]))
+    p, kind = PackedArray.pack(np.asarray(given)), gpucast.dtype(to)
+    if pick.random() < 0.5 and kind.packed:
+        out = PackedArray(np.zeros(kind.nbytes(p.size), np.uint8), kind, pick.choice([shape, shape, (p.size,)]))
+        if pick.random() < 0.2:
+            out.data.flags.writeable = False
+        if pick.random() < 0.2 and kind.bits == p.dtype.bits:
+            out = PackedArray(p.data, kind, shape)
+    elif pick.random() < 0.5:
+        out = pick.choice([np.zeros(shape, kind.numpy), np.zeros((*shape, 2), kind.numpy)[..., 0]])
+    y = gpucast.cast(p, to, **keywords, out=out)
+    return [y, out, keywords.get("amax"), y is out, y is p]
+
+
 #: The calls of a sequence.
-_WHAT = [cast, cast, many, quantize, quantize, dequantize, dequantize, ways, transformed, grouped, fake]
+_WHAT = [packed, cast, cast, many, quantize, quantize, dequantize, dequantize, ways, transformed, grouped, fake]
 
 
 def shown(found: Any) -> Any:

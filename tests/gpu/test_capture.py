@@ -15,6 +15,7 @@ from delayed_streams import CUPY, TORCH, Streams
 from fake_cuda import Cuda
 from gpucast.kernel.driver import CupyDriver
 from gpucast.warmup import compile_ahead
+from quantization_cases import bytes_of
 
 X = np.linspace(-3, 5, 256, dtype=np.float32).reshape(4, 64)
 Y = np.random.default_rng(0).standard_normal(X.shape).astype(np.float32)
@@ -38,10 +39,6 @@ def replayed(late: DelayedDriver, stream: int, library: str, call: Callable[[Any
     read = [streams.read(part, library) for part in results]
     late.drain()
     return [one() for one in read]
-
-
-def bytes_of(q: Any) -> list[bytes]:
-    return [part.data.tobytes() if hasattr(part, "codes") else part.tobytes() for part in q.parts().values()]
 
 
 @pytest.mark.parametrize("library", ["cupy", pytest.param("torch", marks=pytest.mark.peers)])

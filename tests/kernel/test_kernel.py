@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pickle
 import random
 import struct
@@ -56,6 +57,7 @@ def test_every_kernel_is_a_value() -> None:
     assert one != dataclasses.replace(one, line="") and one != dataclasses.replace(one, name="") and one != one.name
 
 
+@functools.cache
 def structs() -> dict[str, tuple[Kernel, Fields]]:
     """The struct that each kind of kernel is given, and one of its kernels."""
     given = {}
@@ -66,14 +68,14 @@ def structs() -> dict[str, tuple[Kernel, Fields]]:
     return given
 
 
-GIVEN = structs()
+NAMES = (
+    "Adjustment", "Arrays", "Choices", "Dims", "FusedArguments", "FusedArrays", "FusedDims", "GroupedArguments",
+    "HadamardArguments", "QuantizeArguments", "Rescaling", "TileArguments", "UfuncArguments",
+)  # fmt: skip
 
 
 def test_every_struct_is_tried() -> None:
-    assert sorted(GIVEN) == [
-        "Adjustment", "Arrays", "Choices", "Dims", "FusedArguments", "FusedArrays", "FusedDims", "GroupedArguments",
-        "HadamardArguments", "QuantizeArguments", "Rescaling", "TileArguments", "UfuncArguments",
-    ]  # fmt: skip
+    assert sorted(structs()) == sorted(NAMES)
 
 
 def places(fields: Fields, first: int = 0, of: str = "") -> Iterator[tuple[str, int, int]]:
@@ -85,9 +87,9 @@ def places(fields: Fields, first: int = 0, of: str = "") -> Iterator[tuple[str, 
             yield from places(kind, first + offset, f"{of}{name}.")
 
 
-@pytest.mark.parametrize("name", sorted(GIVEN))
+@pytest.mark.parametrize("name", NAMES)
 def test_structs_are_those_of_cpp(name: str) -> None:
-    kernel, fields = GIVEN[name]
+    kernel, fields = structs()[name]
     # No file has a struct of its own.
     assert kernel.text.count(f"struct {fields.name} {{") == 1
     checks = [
@@ -107,14 +109,14 @@ def test_a_struct_that_differs_does_not_compile(monkeypatch: pytest.MonkeyPatch)
     parts_text.cache_clear()
     try:
         with pytest.raises(RuntimeError, match="FusedArguments in Python and in C"):
-            host_build.build([GIVEN["FusedArguments"][0]], optimize=False)
+            host_build.build([structs()["FusedArguments"][0]], optimize=False)
     finally:
         parts_text.cache_clear()
 
 
-@pytest.mark.parametrize("name", sorted(GIVEN))
+@pytest.mark.parametrize("name", NAMES)
 def test_values_are_packed_where_numpy_reads_them(name: str) -> None:
-    fields = GIVEN[name][1]
+    fields = structs()[name][1]
     draw = random.Random(name)
     zeros = [zero for place in fields.places for zero in place.zeros]
     data = fields.pack(*(draw.randrange(2**7) for _ in zeros))

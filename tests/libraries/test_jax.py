@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 import gpucast
+from bench.entered import functions
 from codes import assert_same, values
 from foreign_arrays import HELD_BY_JAX as HELD
 from foreign_arrays import wide  # noqa: F401
 from gpucast import PackedArray, mixed
+from gpucast.casting import plans
 from gpucast.core.dtypes import DType, dtype
 from host_driver import HostDriver, download, installed
 
@@ -252,3 +254,62 @@ def test_parts_of_a_quantized_array_are_of_jax(name: str) -> None:
     with pytest.raises(ValueError, match="^quantize: out is a JAX array, which cannot be written"):
         gpucast.quantize(x, name, out=q)
     assert gpucast.quantize(jnp.asarray(x), name, out=wanted) is wanted
+
+
+def test_repeated_calls_run_plans_of_numpy() -> None:
+    x = jax.numpy.asarray(np.linspace(-3, 3, 256, dtype=np.float32).reshape(4, 64))
+    q = gpucast.quantize(x, "mxfp8e4m3")
+    amax = np.zeros((), np.float32)
+    calls: dict[str, tuple[Callable[[], Any], int]] = {
+        "cast": (lambda: gpucast.cast(x, "FLOAT8E4M3FN"), 10),
+        "scale": (lambda: gpucast.cast(x, "FLOAT16", scale=0.5, amax=amax), 10),
+        "stochastic": (lambda: gpucast.cast(x, "FLOAT16", rounding="stochastic", seed=3), 10),
+        "quantize": (lambda: gpucast.quantize(x, "mxfp8e4m3"), 40),
+        "packed": (lambda: gpucast.quantize(x, "nvfp4", amax=2.0), 90),
+        "dequantize": (lambda: gpucast.dequantize(q, "FLOAT16"), 45),
+        "hadamard": (lambda: gpucast.hadamard(x, 32), 40),
+    }
+    for name, (call, most) in calls.items():
+        plans.forget()
+        first = call()
+        checked = len(functions(lambda call=call: (plans.forget(), call())))
+        call()
+        repeated = functions(call)
+        assert len(repeated) <= most and checked > 1.5 * most, (name, len(repeated), checked)
+        again = call()
+        for one, other in zip(_parts(first), _parts(again), strict=True):
+            assert type(one) is type(other) and np.asarray(one).tobytes() == np.asarray(other).tobytes(), name
+            assert not isinstance(one, jax.Array) or one.devices() == other.devices()
+
+
+def _parts(found: Any) -> list[Any]:
+    if not isinstance(found, gpucast.Quantized):
+        return [found]
+    assert found.library == "jax"
+    return [part.data if isinstance(part, PackedArray) else part for part in found.parts().values()]
+
+
+def test_plans_refuse_what_the_checked_path_does() -> None:
+    x = jax.numpy.ones((4, 64), np.float32)
+    for _ in range(3):
+        gpucast.cast(x, "FLOAT16", scale=2.0)
+        gpucast.cast(x, "FLOAT16")
+        gpucast.quantize(x, "nvfp4", scale=0.5)
+    with pytest.raises(ValueError, match="out is a JAX array"):
+        gpucast.cast(x, "FLOAT16", out=gpucast.cast(x, "FLOAT16"))
+    with pytest.raises(ValueError, match="scale"):
+        gpucast.cast(x, "FLOAT16", scale=-1.0)
+    with pytest.raises(ValueError, match="scale"):
+        gpucast.quantize(x, "nvfp4", scale=float("nan"))
+    for _ in range(2):
+        assert gpucast.cast(x, "DOUBLE").dtype == np.float64
+    jax.config.update("jax_enable_x64", False)
+    try:
+        with pytest.raises(TypeError, match="jax_enable_x64"):
+            gpucast.cast(x, "DOUBLE")
+    finally:
+        jax.config.update("jax_enable_x64", True)
+    x.delete()
+    for call in (gpucast.cast, lambda y, to: gpucast.quantize(y, "nvfp4", scale=0.5)):
+        with pytest.raises((TypeError, RuntimeError), match="deleted"):
+            call(x, "FLOAT16")

@@ -15,7 +15,7 @@ import pytest
 
 import gpucast
 from engines import by_kernels, by_module, by_reference
-from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.parity import host_build
 
@@ -238,6 +238,31 @@ for _column, _name in enumerate(_NAMES[1:], 1):
     _mask = (1 << dtype(_name).bits) - 1
     CODES[_name] = [(float(row[0]), int(row[_column]) & _mask) for row in _ROWS]
 
+#: The rules that attributes ask for: values and their codes.
+BY_ATTRIBUTES: list[tuple[str, dict[str, Any], list[float], list[int]]] = [
+    ("FLOAT8E4M3FNUZ", {"opset": 23}, [inf, -inf, 248], [0x80, 0x80, 0x7F]),
+    ("FLOAT8E8M0", {"round_mode": "nearest"}, [1.49, 1.5, 3.0], [127, 128, 129]),
+    ("FLOAT8E8M0", {"round_mode": "down", "saturate": False}, [1.9, 0.0, -1.0, 2e38], [127, 255, 255, 255]),
+    ("INT4", {"rounding": "nearest_even"}, [2.5, 3.5, -0.5], [2, 4, 0]),
+    ("INT4", {"rounding": "nearest_away"}, [2.5, 3.5, -0.5, 0.49999999999999994, 7.5], [3, 4, 15, 0, 8]),
+    ("INT4", {"rounding": "nearest_away", "overflow": "saturate"}, [7.5, -8.5, inf, nan], [7, 8, 7, 0]),
+    ("INT4", {"rounding": "toward_zero"}, [2.5, -2.5], [2, 14]),
+    ("INT8", {"overflow": "saturate"}, [1e9, -1e9, inf, -inf, nan], [127, 128, 127, 128, 0]),
+    ("UINT2", {"overflow": "saturate", "rounding": "nearest_even"}, [3.4, 3.5, -1], [3, 3, 0]),
+    ("FLOAT16", {"overflow": "saturate"}, [1e9, -inf, 65519], [0x7BFF, 0xFBFF, 0x7BFF]),
+    ("FLOAT16", {"rounding": "nearest_even"}, [2049, 65520], [0x6800, 0x7C00]),
+    ("FLOAT16", {"rounding": "nearest_away"}, [2049, -2049, 65520, 2.0**-25], [0x6801, 0xE801, 0x7C00, 1]),
+    ("FLOAT16", {"rounding": "nearest_away"}, [-(2.0**-25) + 2.0**-60, -inf, nan], [0x8000, 0xFC00, 0x7E00]),
+    ("FLOAT16", {"rounding": "toward_zero"}, [2051, -1e9, 2.0**-25, inf], [0x6801, 0xFBFF, 0, 0x7C00]),
+    ("FLOAT16", {"rounding": "upward"}, [2049, -2049, -1e9, 1e9, 1e-9], [0x6801, 0xE800, 0xFBFF, 0x7C00, 1]),
+    ("FLOAT16", {"rounding": "downward"}, [2049, -2049, 1e9, -1e-9], [0x6800, 0xE801, 0x7BFF, 0x8001]),
+    ("FLOAT16", {"rounding": "odd"}, [2048.5, 2049, 2051, 1e9], [0x6801, 0x6801, 0x6801, 0x7BFF]),
+    ("FLOAT8E4M3FN", {"rounding": "nearest_away", "saturate": False}, [464, 463, 17], [0x7F, 0x7E, 0x59]),
+    ("FLOAT8E4M3FN", {"overflow": "saturate", "saturate": False}, [1e9, -inf], [0x7E, 0xFE]),
+    ("FLOAT8E8M0", {"overflow": "saturate", "saturate": False}, [0.0, -1.0, 1e39], [0, 0, 0xFE]),
+    ("FLOAT4E2M1", {"rounding": "nearest_away"}, [0.25, 0.75, -1.25, 2.5, 5.0, 7.0], [1, 2, 0xB, 5, 7, 7]),
+]
+
 #: Numbers of a type, and the text that they become.
 WRITTEN = [
     ("BOOL", [0, 1], ["False", "True"]),
@@ -262,17 +287,16 @@ Engine = Callable[[np.ndarray[Any, Any], CastRule], np.ndarray[Any, Any]]
 DOUBLE = dtype("DOUBLE")
 
 
-def rule_of(to: DType, saturate: bool) -> CastRule:
-    return resolve(DOUBLE, to, Options(saturate=saturate))
+def rule_of(to: str, **attributes: Any) -> CastRule:
+    return resolve(DOUBLE, dtype(to), Options(**attributes))
 
 
 @pytest.fixture(scope="module", params=["reference", "module", "kernels"])
 def engine(request: pytest.FixtureRequest) -> Engine:
     if request.param == "kernels":
-        built = host_build.build(
-            dict.fromkeys(rule_of(dtype(name), saturate) for name in CODES for saturate in (True, False)),
-            optimize=False,
-        )
+        rules = [rule_of(name, saturate=saturate) for name in CODES for saturate in (True, False)]
+        rules += [rule_of(name, **attributes) for name, attributes, *_ in BY_ATTRIBUTES]
+        built = host_build.build(dict.fromkeys(rules), optimize=False)
         return lambda codes, rule: by_kernels(built, rule, codes)
     return {"reference": by_reference, "module": by_module}[request.param]
 
@@ -281,9 +305,17 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 def test_codes(name: str, engine: Engine) -> None:
     codes = np.array([row[0] for row in CODES[name]]).view(np.uint64)
     for saturate, column in ((True, 1), (False, -1)):
-        found = engine(codes, rule_of(dtype(name), saturate))
+        found = engine(codes, rule_of(name, saturate=saturate))
         wanted = [int(row[column]) for row in CODES[name]]
         assert [*map(hex, found.tolist())] == [*map(hex, wanted)], (name, saturate)
+
+
+@pytest.mark.parametrize(("name", "attributes", "values", "wanted"), BY_ATTRIBUTES)
+def test_codes_by_attributes(
+    name: str, attributes: dict[str, Any], values: list[float], wanted: list[int], engine: Engine
+) -> None:
+    found = engine(np.array(values, np.float64).view(np.uint64), rule_of(name, **attributes))
+    assert [*map(hex, found.tolist())] == [*map(hex, wanted)]
 
 
 def test_every_type_has_its_lines() -> None:

@@ -15,11 +15,11 @@ import pytest
 
 import host_driver
 from codes import codes_of
-from gpucast import PackedArray
+from gpucast import PackedArray, cast
 from gpucast.core.dtypes import dtype
 from gpucast.parity import host_build
 from gpucast.quantization import Quantized, block_loops, exact_quantize, quantize
-from gpucast.quantization.formats import SOURCES, Format, Parts
+from gpucast.quantization.formats import FORMATS, SOURCES, Format, Parts
 from host_driver import DEVICES, HostDriver, elements, installed, on_gpu, rehearsed, upload
 from quantization_cases import ALL, LENGTH, NDArray, beside_midpoints, compare, matrix, same
 
@@ -86,14 +86,17 @@ def check(
     """Quantize x, or `given`, which has its numbers in the place of the test; and back."""
     format, given = ALL[name], put(x) if given is None else given
     expected = exact_quantize.quantize(x, format, axis=axis, **keywords)
-    with np.errstate(all="raise"):
-        q = quantize(given, format, axis=axis, **keywords)
-        to = to or q.dtype.name
-        back = q.dequantize(to)
     what = f"{name} {x.dtype} {x.shape} axis={axis}"
-    compare(q, expected, what)
-    assert isinstance(q.scales, np.ndarray) == isinstance(back, np.ndarray) == (put is on_host)
-    assert same(elements(back), exact_quantize.dequantize(expected, format, to, axis=axis)), (what, to)
+    # On the host then by the plan of the first call, into new parts and into those.
+    q: Any = None
+    for turn in range(3 if put is on_host else 1):
+        with np.errstate(all="raise"):
+            q = quantize(given, format, axis=axis, **keywords, out=q if turn == 2 else None)
+            backs = [q.dequantize(to or q.dtype.name) for _ in range(2 if put is on_host else 1)]
+        compare(q, expected, what)
+        assert isinstance(q.scales, np.ndarray) == isinstance(backs[0], np.ndarray) == (put is on_host)
+    wanted = exact_quantize.dequantize(expected, format, to or q.dtype.name, axis=axis)
+    assert all(same(elements(back), wanted) for back in backs), (what, to)
     return expected
 
 
@@ -212,11 +215,26 @@ def test_blocks_longer_than_a_piece(name: str, monkeypatch: pytest.MonkeyPatch) 
         check(on_host, x, name, axis)
 
 
-@matrix_of(["nvfp4", "float8e4m3fn_1x128", "float8e5m2_axis", "int8_32", "uint4_zp_32"], ["nvfp4"])
+#: Others have no midpoints below half of their divisor.
+WITH_MIDPOINTS = [name for name, format in FORMATS.items() if float(format.element.max) > 1]
+
+
+@matrix_of(WITH_MIDPOINTS, ["nvfp4"])
 def test_beside_every_midpoint(put: Put, name: str) -> None:
     """Where division as FLOAT gives the wrong side: the floats around all midpoints times the scale of their block."""
-    x, scales = beside_midpoints(ALL[name], 0)
-    assert same(check(put, x, name, 0).scales, scales)
+    for axis in range(2 if put is on_host else 1):
+        x, scales = beside_midpoints(ALL[name], axis)
+        assert same(check(put, x, name, axis).scales, scales)
+        for source in ("BFLOAT16", "FLOAT16") if put is on_host else ():
+            check(put, cast(x, source, overflow="saturate"), name, axis, to="DOUBLE")
+
+
+@pytest.mark.parametrize("name", ["mxfp8e4m3", "mxfp6e2m3", "mxfp4", "nvfp4", "int4_32", "uint2_zp_64"])
+@pytest.mark.parametrize("columns", [128, 640, 4096 + 128])
+def test_as_many_blocks_as_are_worked_on_together_and_some_more(name: str, columns: int) -> None:
+    x = np.random.default_rng(5).standard_normal((9, columns)).astype(np.float32) * np.float32(1e-3)
+    x[3, ::7] = 0
+    check(on_host, x, name)
 
 
 @matrix_of(["nvfp4"], ["nvfp4"])

@@ -43,6 +43,7 @@ AT_RANDOM = {"rounding": "stochastic", "seed": 2**63 + 1, "offset": 2**64 - 9}
 ONES = np.ones((96, 256), np.float32)
 AMAX = upload(np.float32(3))
 #: The kernels of a call: short blocks take one launch, along whichever axis and both ways; others read x twice.
+#: A number of the host is in memory of its own, which is copied.
 LAUNCHES: list[tuple[NDArray, str, dict[str, Any], list[str]]] = [
     *((ONES, "mxfp8e4m3", {"axis": axis, "transpose": swap}, ["tiles"]) for axis, swap in WAYS[1:]),
     *((ONES, "float8e4m3fn_128x128", {"transpose": swap}, ["tiles"]) for swap in (False, True, "both")),
@@ -50,15 +51,15 @@ LAUNCHES: list[tuple[NDArray, str, dict[str, Any], list[str]]] = [
     (ONES, "mxfp8e4m3", {"transpose": "both", "scale_layout": "128x4"}, ["tiles"]),
     (ONES, "nvfp4", {}, ["top", "rows"]),
     (ONES, "nvfp4", {"amax": AMAX}, ["globals", "rows"]),
-    (ONES, "nvfp4", {"amax": np.float32(3)}, ["rows"]),
-    (ONES, "nvfp4", {"scale": 0.5}, ["rows"]),
+    (ONES, "nvfp4", {"amax": np.float32(3)}, ["to", "rows"]),
+    (ONES, "nvfp4", {"scale": 0.5}, ["to", "rows"]),
     (ONES, "nvfp4", {"transpose": "both"}, ["top", "tiles"]),
-    (ONES, "nvfp4", {"transpose": "both", "scale": 0.5}, ["tiles"]),
+    (ONES, "nvfp4", {"transpose": "both", "scale": 0.5}, ["to", "tiles"]),
     (ONES, "int8_axis", {"axis": 0}, ["extremes", "scales", "elements"]),
-    (ONES, "int8_axis", {"scale": np.float32(2)}, ["columns", "kept", "tiles"]),
+    (ONES, "int8_axis", {"scale": np.float32(2)}, ["strided", "columns", "kept", "tiles"]),
     (ONES[:8, :5], "int8_axis", {}, ["extremes", "scales", "tiles"]),
-    (ONES, "int8_64", {"scale": np.float32(2)}, ["tiles"]),
-    (ONES, "float8e4m3fn_tensor", {"scale": 2}, ["elements"]),
+    (ONES, "int8_64", {"scale": np.float32(2)}, ["strided", "tiles"]),
+    (ONES, "float8e4m3fn_tensor", {"scale": 2}, ["to", "elements"]),
     (gpucast.cast(ONES, "BFLOAT16"), "float8e5m2_tensor", {"transpose": "both"}, ["entire", "tiles"]),
 ]
 #: Its blocks fit no tile.

@@ -12,13 +12,10 @@ import pytest
 import gpucast
 from gpucast.quantization import Quantized
 from host_driver import HostDriver, download, installed, upload
+from quantization_cases import bytes_of
 
 X = np.random.default_rng(3).standard_normal((6, 256)).astype(np.float32)
 FORMATS = ("mxfp8e4m3", "mxfp4", "nvfp4", "int8_axis", "float8e4m3fn_tensor", "int4_zp_32", "mxfp6e3m2")
-
-
-def codes(q: Quantized) -> list[bytes]:
-    return [part.data.tobytes() if hasattr(part, "codes") else part.tobytes() for part in q.parts().values()]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -30,7 +27,7 @@ def test_results_on_the_host(name: str, transpose: Any) -> None:
     assert gpucast.quantize(-X, name, transpose=transpose, out=out) is out
     wanted = gpucast.quantize(-X, name, transpose=transpose)
     for q, other in zip(held, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
-        assert codes(q) == codes(other)
+        assert bytes_of(q) == bytes_of(other)
         y = np.full((2 * q.shape[0], q.shape[1]), 7, np.float32)[::2]
         assert q.dequantize(out=y) is y and np.array_equal(y, other.dequantize())
     assert all(a is b for a, b in zip(places, (part for q in held for part in q.parts().values()), strict=True))
@@ -52,14 +49,14 @@ def test_strided_arrays_on_a_device() -> None:
 def test_layouts(layout: Any) -> None:
     out = gpucast.quantize(X, "nvfp4", scale_layout=layout)
     assert gpucast.quantize(X * 3, "nvfp4", scale_layout=layout, out=out) is out
-    assert codes(out) == codes(gpucast.quantize(X * 3, "nvfp4", scale_layout=layout))
+    assert bytes_of(out) == bytes_of(gpucast.quantize(X * 3, "nvfp4", scale_layout=layout))
     y = np.empty(X.shape, np.float16)
     assert np.array_equal(gpucast.dequantize(out, "FLOAT16", out=y), out.dequantize("FLOAT16"))
 
 
 def test_what_is_refused() -> None:
     q = gpucast.quantize(X, "int8_64")
-    before = codes(q)
+    before = bytes_of(q)
     readonly = gpucast.quantize(X, "int8_64")
     readonly.scales.flags.writeable = False
     inside = Quantized(X.view(np.int8).reshape(-1)[: X.size].reshape(X.shape), np.ones((6, 4), np.float32), "int8_64")
@@ -88,7 +85,7 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(error, match=match):
             gpucast.dequantize(q, out=y)
-    assert codes(q) == before
+    assert bytes_of(q) == before
 
 
 @pytest.mark.parametrize("name", [*FORMATS, "nvfp4_4over6"])
@@ -108,5 +105,5 @@ def test_odd_addresses_in_a_capture(name: str) -> None:
             assert gpucast.dequantize(q, out=y) is y
             assert len(driver.launched) > before + 1
         driver.capture = False
-        assert codes(q.get()) == codes(made)
+        assert bytes_of(q.get()) == bytes_of(made)
         assert np.array_equal(download(y), made.dequantize())

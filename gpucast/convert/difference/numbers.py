@@ -128,7 +128,7 @@ def _compare_parts(found: Difference, a: Tensor, b: Tensor) -> None:
         found.codes = Count()
         for pair in zip(code_pieces(a), code_pieces(b), strict=True):
             found.codes.add(*pair)
-    scales = a.scales().reshape(-1), b.scales().reshape(-1)
+    scales = a.all_scales().scales.reshape(-1), b.all_scales().scales.reshape(-1)
     if scales[0].shape == scales[1].shape:
         found.scales = Count()
         found.scales.add(*scales)

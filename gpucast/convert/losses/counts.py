@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -79,6 +80,12 @@ def as_json(report: CastReport) -> dict[str, Any]:
 def finite(number: float) -> float | None:
     """A number for JSON, which has no infinity and no NaN."""
     return number if math.isfinite(number) else None
+
+
+def unexpected(report: CastReport) -> CastReport:
+    """The losses that should not occur in quantized tensors: small values of a block become zero, and some formats
+    clamp the largest."""
+    return replace(report, saturated=0, underflowed=0)
 
 
 # ---- casts ----

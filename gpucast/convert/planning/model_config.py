@@ -16,6 +16,7 @@ from gpucast.convert.scales.companions import INPUT
 from gpucast.convert.scales.config_json import ENTRIES, NAME, OTHERS, document_of
 from gpucast.convert.scales.declared import Declared
 from gpucast.convert.scales.request import Request
+from gpucast.convert.scales.scale_styles import STYLES
 from gpucast.files import FileError
 
 #: The keys of a config.json for the type of the weights, and its names of types. The older name comes first.
@@ -23,6 +24,9 @@ _DTYPES = ("torch_dtype", "dtype")
 _TORCH = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "DOUBLE": "float64"}
 #: What DeepSeek-V4 calls the type of its experts' codes; vLLM reads it beside the quantization_config.
 _EXPERTS = "expert_dtype"
+#: Models of transformers with layers of the class Conv1D, whose weights are [inputs, outputs]. Its quantizers know the
+#: class Linear alone: it fills such layers with random numbers, and says so among other warnings.
+_CONV1D = ("clvp", "decision_transformer", "gpt2", "imagegpt", "openai-gpt")
 #: The part of an expert's tensor name that follows the name of its layer.
 _EXPERT = re.compile(r"(?<=\.experts)\.\d+\..*")
 
@@ -45,15 +49,15 @@ def texts(
             (file for file in in_folder if file.tensors is None and os.path.basename(file.name) == NAME), None
         )
         if quantized and config is not None and request.asked_style is None:
-            readers = ((style, by) for style, by in scale_styles.LOADERS.items() if style != "qdq")
-            known = ", ".join(f"{style} ({', '.join(by)})" for style, by in readers)
+            readers = ((name, one) for name, one in STYLES.items() if name != scale_styles.MODELS)
+            known = ", ".join(f"{name} ({', '.join(one.loaders)})" for name, one in readers)
             raise FileError(
                 f"{path}: has a {NAME}, and its loaders know of scales only what it tells them; say with --style who "
                 f"is to load the result: {known}"
             )
         if quantized and request.style == "comfyui" and has_index:
             raise FileError(f"{path}: --style comfyui is for a model in one file")
-        configured = quantized and request.style in scale_styles.CONFIGURED
+        configured = quantized and STYLES[request.style].is_configured
         dequantized = [file for file in in_folder if file.scales.detected]
         kept = [name for file in in_folder for name in sorted(file.scales.kept)]
         if kept and (configured or (config is not None and dequantized)):
@@ -70,6 +74,12 @@ def texts(
                 raise FileError(
                     f"{path}: --style {request.style} needs the model's config.json, in which loaders look for the "
                     "scales; convert the folder that has it"
+                )
+            if (kind := (document_of(config.path) or {}).get("model_type")) in _CONV1D:
+                raise FileError(
+                    f"{config.path}: model_type is {kind!r}, whose layers are Conv1D; loaders of style {request.style} "
+                    f"quantize Linear layers alone, and would take random numbers; expected --style "
+                    f"{scale_styles.DEFAULT}, or --to BFLOAT16 or FLOAT16"
                 )
             carried = {name for file in in_folder for name in file.scales.carried}
             section = _quantization(quantized, tensors, request, path, carried)
@@ -104,7 +114,8 @@ def _quantization(
     kept = {
         tensor.name.rpartition(".")[0]
         for tensor in tensors
-        if not _is_scaled(tensor) and (_is_matrix(tensor) or _is_of_experts(tensor))
+        if not _is_scaled(tensor)
+        and ((tensor.name.endswith(".weight") and len(tensor.shape) == 2) or _is_of_experts(tensor))
     }
     # If each expert has its own weight tensors, loaders look for the name of the layer.
     expert_layers = {layer for name in kept if (layer := _EXPERT.sub("", name)) != name}
@@ -146,10 +157,6 @@ def _with_dtype(document: dict[str, Any], name: str) -> dict[str, Any]:
         elif isinstance(value, dict) and key.endswith("_config") and key not in ENTRIES:
             result[key] = _with_dtype(value, name)
     return result
-
-
-def _is_matrix(tensor: TensorPlan) -> bool:
-    return tensor.name.endswith(".weight") and len(tensor.shape) == 2
 
 
 def _is_of_experts(tensor: TensorPlan) -> bool:

@@ -144,7 +144,9 @@ class ConversionPlan:
     @cached_property
     def fingerprint(self) -> str:
         """Equal for two plans exactly when one can resume the unfinished work of the other."""
-        tensors: list[Any] = [[[*_key(tensor)] for tensor in file.tensors or ()] for file in self.files]
+        tensors: list[Any] = [
+            (one.name, one.kind, one.dtype, one.shape, one.names) for file in self.files for one in file.tensors or ()
+        ]
         identities = [[(one.size, one.time, one.ends) for one in file.identity] for file in self.files]
         names = [[file.name, file.tensors is None] for file in self.files]
         request = self.request
@@ -153,7 +155,3 @@ class ConversionPlan:
         parts = [__version__, names, identities, tensors, options, self.indexes]
         text = json.dumps(parts, default=str, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _key(tensor: TensorPlan) -> tuple[Any, ...]:
-    return tensor.name, tensor.kind, None if tensor.dtype is None else tensor.dtype.name, tensor.shape, tensor.names

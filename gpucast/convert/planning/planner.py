@@ -23,12 +23,14 @@ from gpucast.convert.scales.companions import Fate
 from gpucast.convert.scales.detect import Catalogue
 from gpucast.convert.scales.per_file import FileScales, scales_by_file
 from gpucast.convert.scales.request import Request
-from gpucast.convert.scales.scale_styles import ENTRY, described_by
+from gpucast.convert.scales.scale_styles import ENTRY, STYLES, described_by
 from gpucast.convert.scales.scaling import scaled_storage
 from gpucast.files import FileError, Tensor, TensorFile, onnx_model
 from gpucast.files.onnx_model import Model
 from gpucast.quantization import RECIPES
 
+#: The files that hold metadata.
+_HOLDS = ".safetensors"
 #: The tensors of a unit that is not divided, each with the plan of the file that it is read from.
 _Unit = list[tuple[FilePlan, TensorPlan]]
 
@@ -98,13 +100,6 @@ def _metadata(parts: Sequence[FilePlan]) -> dict[str, str]:
     return {key: text for key, texts in found.items() for text in texts if len(texts) == 1}
 
 
-def _lost_metadata(file: FilePlan) -> list[str]:
-    """The keys on which the sources disagree, so that the target has none of them."""
-    return [
-        key for part in file.parts for key in part.metadata if key not in file.metadata and not key.startswith(ENTRY)
-    ]
-
-
 @dataclass(frozen=True)
 class Opened:
     """The tensors of a written file, in the order of its plan, each with its planner."""
@@ -141,15 +136,19 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
     collide. OSError for files that cannot be read.
     """
     if request.asked_style is None and request.scale not in (None, "none") and into_model(target):
-        request = dataclasses.replace(request, asked_style="qdq")
+        request = dataclasses.replace(request, asked_style=scale_styles.MODELS)
     source = find(path, target, request.shard_size is not None)
-    if request.scale in RECIPES and any(os.path.basename(item.name) == config_json.NAME for item in source.items):
+    if (
+        request.scale
+        and request.scale in RECIPES
+        and any(os.path.basename(item.name) == config_json.NAME for item in source.items)
+    ):
         request = dataclasses.replace(request, asked_style=_style_of(request.scale, path))
     if request.source_dtype is not None and (source.merged or not source.single):
         raise FileError(f"{path}: --from is for one file; convert the files one by one")
-    if request.style != scale_styles.STYLES[0] and request.scale in (None, "none"):
+    if request.style != scale_styles.DEFAULT and request.scale in (None, "none"):
         raise FileError(f"{path}: --style {request.style} is a way to store scales; give --scale")
-    if source.merged and request.style in scale_styles.CONFIGURED:
+    if source.merged and STYLES[request.style].is_configured:
         raise FileError(f"{target}: --style {request.style} needs a config.json beside the weights; name a folder")
     if request.choice.drop and any(into_model(item.path) for item in source.items):
         raise FileError(
@@ -158,14 +157,9 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
     # Taken before the files are read, so that any later change is noticed.
     known = {item.path: Identity.of(item.path) for item in source.items}
     scales = file_scales(source, request)
-    planned: list[FilePlan] = []
-    external_data: set[str] = set()
-    dropped: list[str] = []
-    for item in source.items:
-        plan, data, lost_metadata = _file(item, source, target, request, scales.get(item.path, FileScales()), known)
-        planned.append(plan)
-        external_data |= data
-        dropped += lost_metadata
+    planned = [
+        _file(item, source, target, request, scales.get(item.path, FileScales()), known) for item in source.items
+    ]
     planned = _grouped(planned, request)
     tensors = [tensor for file in planned for tensor in file.tensors or ()]
     cast = any(tensor.dtype is not None for tensor in tensors)
@@ -173,7 +167,9 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
     names += [name for file in planned for name in sorted(file.scales.dropped)]
     reasons = dict.fromkeys(tensor.why for tensor in tensors if tensor.why)
     request.choice.check(names, cast, path, "; ".join(reasons))
-    # The external data of a model is rewritten with the model, not copied.
+    # The external data of a model, which it is read with, is rewritten with the model, not copied.
+    models = [file for file in planned if file.tensors is not None and into_model(file.path)]
+    external_data = {os.path.realpath(one.path) for file in models for one in file.identity[1:]}
     kept = tuple(
         file for file in planned if file.tensors is not None or os.path.realpath(file.path) not in external_data
     )
@@ -184,7 +180,11 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
         written = [_merged(kept, os.path.basename(target))]
     elif request.shard_size is not None:
         written, indexes = _in_shards(kept, source, request.shard_size)
-    dropped += [key for file in written for key in _lost_metadata(file)]
+    out = target.lower() if source.single else ""
+    dropped = [key for file in planned if not (out or file.name.lower()).endswith(_HOLDS) for key in file.metadata]
+    # The target has none on which the sources disagree.
+    pairs = [(key, file) for file in written for part in file.parts for key in part.metadata]
+    dropped += [key for key, file in pairs if key not in file.metadata and not key.startswith(ENTRY)]
     configs, stale = model_config.texts(kept, request, bool(indexes), path)
     written = [file for file in written if file.name not in configs and file.name not in stale]
     return ConversionPlan(
@@ -245,10 +245,9 @@ def _in_shards(planned: Sequence[FilePlan], source: Source, limit: int) -> tuple
 
 def _file(
     item: SourceFile, source: Source, target: str, request: Request, scales: FileScales, known: Mapping[str, Identity]
-) -> tuple[FilePlan, set[str], list[str]]:
-    """The plan of a file, the files of external data that it reads, and the metadata keys that it loses."""
+) -> FilePlan:
     if not item.tensors:
-        return FilePlan(item.path, item.name, None, (known[item.path],)), set(), []
+        return FilePlan(item.path, item.name, None, (known[item.path],))
     out = target if source.single else item.name
     with TensorFile(item.path) as file:
         planner = TensorPlanner(file, request, source.single and not source.merged, scales)
@@ -264,20 +263,17 @@ def _file(
         metadata = planner.metadata()
         files.check(out, specs, metadata, file.model)
         data = () if file.model is None else tuple(sorted(file.model.locations))
-        external_data = {os.path.realpath(name) for name in data}
-        lost_metadata = [] if out.lower().endswith(".safetensors") else list(metadata)
         with_scales = [path for detected in scales.detected for path in detected.paths.values()]
         read = dict.fromkeys([item.path, *data, *with_scales])
         identity = tuple(known.get(path) or Identity.of(path) for path in read)
-        plan = FilePlan(item.path, item.name, plans, identity, external, scales, metadata=metadata)
-        return plan, external_data, lost_metadata
+        return FilePlan(item.path, item.name, plans, identity, external, scales, metadata=metadata)
 
 
 def _grouped(planned: Sequence[FilePlan], request: Request) -> list[FilePlan]:
     """The plans, with the weights that share a global scale. The weights of a model are those in one folder."""
     scale = request.scale
-    has_global_scale = RECIPES[scale].format.global_scale if scale in RECIPES else scale == "nvfp4"
-    if request.style not in scale_styles.CONFIGURED or not has_global_scale:
+    has_global_scale = RECIPES[scale].format.global_scale if scale and scale in RECIPES else scale == "nvfp4"
+    if not STYLES[request.style].is_configured or not has_global_scale:
         return list(planned)
     result = list(planned)
     for folder in dict.fromkeys(os.path.dirname(file.name) for file in planned):
@@ -337,29 +333,25 @@ def _shards(one: Index, name: str, planned: Sequence[FilePlan]) -> dict[str, Fil
 
 def _index(one: Index, name: str, planned: Sequence[FilePlan]) -> str:
     """The text of the index of the written files; `index` is the index of the source."""
-    shards = _shards(one, name, planned)
     weight_map: dict[str, str] = {}
     held: dict[str, list[str]] = {}
     for tensor_name, shard in one.weight_map.items():
         held.setdefault(shard, []).append(tensor_name)
     total = 0
-    for shard in one.files:
-        file = shards[shard]
+    for shard, file in _shards(one, name, planned).items():
         # From names in the source to names of planned tensors; they differ for codes that are read as numbers.
         planned_name = {tensor.name: tensor.name for tensor in file.tensors or ()}
         planned_name |= dict.fromkeys(file.scales.dropped, "")
         planned_name |= {item.name: item.stored.name for item in file.scales.detected if item.stored is not None}
-        tensors = {tensor.name: tensor for tensor in file.tensors or ()}
-        for tensor_name in held[shard]:
-            if tensor_name not in planned_name:
-                raise FileError(f"{one.path}: weight_map places {tensor_name!r} in {shard!r}, which has no such tensor")
-            tensor = tensors.get(planned_name[tensor_name])
-            if tensor is not None:
-                for written in tensor.names:
-                    if weight_map.setdefault(written, shard) != shard:
-                        raise FileError(
-                            f"{one.path}: two tensors would have the name {written!r}, in {weight_map[written]!r} "
-                            f"and {shard!r}"
-                        )
-                total += tensor.bytes_out or 0
+        if missing := next((tensor_name for tensor_name in held[shard] if tensor_name not in planned_name), ""):
+            raise FileError(f"{one.path}: weight_map places {missing!r} in {shard!r}, which has no such tensor")
+        kept = {planned_name[tensor_name] for tensor_name in held[shard]}
+        for tensor in file.tensors or ():
+            for written in tensor.names if tensor.name in kept else ():
+                if weight_map.setdefault(written, shard) != shard:
+                    raise FileError(
+                        f"{one.path}: two tensors would have the name {written!r}, in {weight_map[written]!r} and "
+                        f"{shard!r}"
+                    )
+            total += (tensor.bytes_out or 0) if tensor.name in kept else 0
     return one.text(dict(sorted(weight_map.items())), total)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpucast import files
+from gpucast.convert.scales import scale_styles
 from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.convert.scales.per_file import FileScales, read_as_numbers
 from gpucast.convert.scales.repack import Repacked, Rescaled, keeps_values
@@ -93,7 +94,7 @@ class TensorPlanner:
         self._fixed = file.model.inputs if file.model is not None else set()
         self._no_weights = {} if file.model is None else {name: why for name, why in file.model.weights.items() if why}
         self._metadata = file.metadata
-        self._stored: dict[str, Stored] | None = None
+        self._stored: dict[str, Stored | str | None] = {}
         #: Whether a tensor keeps all its values, where that has been found out.
         self._repacked: dict[str, bool] = {}
 
@@ -107,7 +108,7 @@ class TensorPlanner:
             if isinstance(tensor, Dequantized):
                 tensor.check_scales()
             scaled = self.scaled(tensor)
-            if scaled is not None and into_model(out) != (self._request.style == "qdq"):
+            if scaled is not None and into_model(out) != (self._request.style == scale_styles.MODELS):
                 raise FileError(f"{out}: --style qdq is for models (.onnx), and they have no other with --scale")
             if scaled is not None and not into_model(out) and not out.lower().endswith(".safetensors"):
                 raise FileError(f"{out}: tensors with scales are written to .safetensors files alone")
@@ -123,33 +124,28 @@ class TensorPlanner:
 
     def scaled(self, tensor: Tensor) -> Scaled | None:
         """How a tensor is quantized, if it gets scales; None if it gets none."""
-        stored = self._all_stored().get(tensor.name)
-        if stored is None:
+        stored = self._storage(tensor)
+        if not isinstance(stored, Stored):
             return None
         if tensor.name not in self._repacked:
             self._repacked[tensor.name] = keeps_values(tensor, stored)
-        if self._repacked[tensor.name]:
-            return Repacked(tensor, stored)
-        if self._request.repack:
-            return Rescaled(tensor, stored, None, self._groups.get(tensor.name))
-        return Scaled(tensor, stored, self._request.random(tensor.name), self._groups.get(tensor.name))
+        changed = Rescaled if self._request.repack else Scaled
+        how = Repacked if self._repacked[tensor.name] else changed
+        return how(tensor, stored, self._request, self._groups.get(tensor.name))
 
     def metadata(self) -> dict[str, str]:
         """The metadata of the written file."""
         kept = {key: text for key, text in self._metadata.items() if key not in self._scales.metadata}
-        return kept | dict(entry for stored in self._all_stored().values() for entry in stored.metadata)
+        every = [stored for tensor in self.tensors if isinstance(stored := self._storage(tensor), Stored)]
+        return kept | dict(entry for stored in every for entry in stored.metadata)
 
-    def _all_stored(self) -> dict[str, Stored]:
-        """How each tensor that gets scales is stored, by name."""
-        if self._stored is None:
-            request, by_name = self._request, dict[str, Stored]()
-            for tensor in self.tensors:
-                dtype = self._target(tensor)
-                stored = None if dtype is None else scaled_storage(tensor, dtype, request, self._path)
-                if isinstance(stored, Stored):
-                    by_name[tensor.name] = stored
-            self._stored = by_name
-        return self._stored
+    def _storage(self, tensor: Tensor) -> Stored | str | None:
+        """As `scaled_storage`, for the type that a tensor is cast to; None where it is kept."""
+        if tensor.name not in self._stored:
+            dtype = self._target(tensor)
+            stored = None if dtype is None else scaled_storage(tensor, dtype, self._request, self._path)
+            self._stored[tensor.name] = stored
+        return self._stored[tensor.name]
 
     def _target(self, tensor: Tensor) -> DType | None:
         is_kept = tensor.name in self._scales.kept or tensor.name in self._scales.carried
@@ -186,7 +182,7 @@ class TensorPlanner:
         resolve(
             tensor.dtype, dtype, Options(**self._request.attributes, caller=f"{self._path}: tensor {tensor.name!r}")
         )
-        stored = scaled_storage(tensor, dtype, self._request, self._path)
+        stored = self._storage(tensor)
         return (None, stored) if isinstance(stored, str) else (dtype, "")
 
 

@@ -89,7 +89,7 @@ def _entry(plan: ConversionPlan, file: FilePlan, tensor: TensorPlan) -> dict[str
     """A tensor as it is planned."""
     return {
         "name": tensor.name,
-        **_where(plan, file),
+        **({} if plan.single else {"file": file.name}),
         "from": tensor.kind,
         "to": None if tensor.dtype is None else tensor.dtype.name,
         "shape": tensor.shape,
@@ -104,10 +104,6 @@ def _left_alone(plan: ConversionPlan, file: FilePlan, tensor: TensorPlan) -> dic
     known = _entry(plan, file, tensor)
     others = {key: known[key] for key in ("file", "shape", "why") if key in known}
     return {"name": tensor.name, "dtype": tensor.kind, "bytes": tensor.bytes_in} | others
-
-
-def _where(plan: ConversionPlan, file: FilePlan) -> dict[str, Any]:
-    return {} if plan.single else {"file": file.name}
 
 
 def _file(file: FilePlan) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import casting, files
+from gpucast import files
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast
 from gpucast.casting.cast_report import cast_report, result_report
+from gpucast.casting.engine import Engine
 from gpucast.casting.loss_counts import CastReport
 from gpucast.convert.losses import counts
 from gpucast.convert.losses.statistics import Errors, Statistics, runs
@@ -28,7 +29,6 @@ from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.files import Spec, Tensor
 from gpucast.files.tensor import FileError, LoadedTensor, NDArray, StoredTensor, Window
 from gpucast.host.files import CastStats, CountedCast, FilePosition, counted
-from gpucast.kernel import devices
 
 #: Elements that are read, cast, counted and written while they are in the second-level cache.
 _BLOCK = 1 << 17
@@ -41,16 +41,14 @@ class Casting:
     tensor: Tensor
     dtype: DType
     request: Request
-    device: str | None
+    prefetcher: Prefetcher
     path: str
 
-    def write(
-        self, writer: ChecksumWriter, spec: Spec, prefetcher: Prefetcher, observe: Callable[[int, Statistics], None]
-    ) -> None:
+    def write(self, writer: ChecksumWriter, spec: Spec, observe: Callable[[int, Statistics], None]) -> None:
         """Write the whole tensor. The observer hears how many elements are done and what they lost."""
         positioned = writer.positioned(spec)
         # Closed, so that no thread goes on after an error.
-        with closing(self._made(positioned, prefetcher, observe)) as made:
+        with closing(self._made(positioned, observe)) as made:
             if positioned is None:
                 writer.write(spec, made)
                 return
@@ -59,7 +57,7 @@ class Casting:
             positioned.done()
 
     def _made(
-        self, positioned: PositionedWriter | None, prefetcher: Prefetcher, observe: Callable[[int, Statistics], None]
+        self, positioned: PositionedWriter | None, observe: Callable[[int, Statistics], None]
     ) -> Generator[NDArray, None, None]:
         """The cast parts, in order, that still have to be written."""
 
@@ -67,7 +65,7 @@ class Casting:
             return self._part(*part, positioned)
 
         try:
-            with closing(prefetcher.in_order(work, self._parts())) as made:
+            with closing(self.prefetcher.in_order(work, self._parts())) as made:
                 for size, statistics, casts in made:
                     observe(size, statistics)
                     yield from casts
@@ -98,8 +96,8 @@ class Casting:
             statistics.report, stats = passed
             if stats.largest > self.dtype.max_code:
                 for x in part.chunks(self._limit(part)):
-                    self._note_special(statistics, self._cast(x, start)[0])
-            for run in self._examined(start, part.size):
+                    statistics.add_special(*counts.special(self._cast(x, start)[0], self.dtype))
+            for run in runs(self.tensor.size, start, part.size):
                 some = part.part(run.start, run.stop - run.start)
                 assert some is not None, "the file was read at a place"
                 x = some.read()
@@ -107,10 +105,13 @@ class Casting:
             return part.size, statistics, casts
         for x in part.chunks(self._limit(part)):
             y, found = self._cast(x, start)
-            statistics.report += self._lost(x, y, found)
+            if self.request.seed is not None:
+                statistics.report += result_report(x, y, self._rule)
+            else:
+                statistics.report += counts.of_cast(x, y, self._rule.src, self.dtype, self.request.attributes, found)
             if found is None or found.largest > self.dtype.max_code:
-                self._note_special(statistics, y)
-            for run in self._examined(start, x.size):
+                statistics.add_special(*counts.special(y, self.dtype))
+            for run in runs(self.tensor.size, start, x.size):
                 self._examine(statistics, x[run], y[run])
             if positioned is None:
                 casts.append(y)
@@ -118,13 +119,6 @@ class Casting:
                 positioned.write(start, y)
             start += x.size
         return part.size, statistics, casts
-
-    def _examined(self, start: int, size: int) -> Iterator[slice]:
-        """The elements of a part whose errors are computed, as slices of the part."""
-        return runs(self.tensor.size, start, size)
-
-    def _note_special(self, statistics: Statistics, y: NDArray) -> None:
-        statistics.add_special(*counts.special(y, self.dtype))
 
     def _examine(self, statistics: Statistics, x: NDArray, y: NDArray) -> None:
         if self.request.seed is not None:
@@ -156,14 +150,15 @@ class Casting:
         return None
 
     def _counted(self) -> CountedCast | None:
-        """Count losses as `gpucast.host.files.counted` does."""
-        return counted(self._rule) if self._on_host and self.request.seed is None else None
+        """The cast that counts losses, on the host; None where there is none."""
+        return self._engine.pick(counted(self._rule), None) if self.request.seed is None else None
 
     def _limit(self, part: Tensor) -> int:
         """The bytes of a part that are cast at a time; all of them where that is quicker."""
         quick = self.request.seed is None and self._rule.src.family == self.dtype.family == "float"
         # A limit that is no whole group of 4 elements would be cut down to one.
-        return (_BLOCK if quick and self._on_host else part.size + 4) * part.itemsize
+        whole = part.size + 4
+        return (self._engine.pick(_BLOCK, whole) if quick else whole) * part.itemsize
 
     def _cast(self, x: NDArray, start: int) -> tuple[NDArray, CastStats | None]:
         """Cast flat elements. `start` is the index of the first one."""
@@ -172,12 +167,7 @@ class Casting:
             y = np.empty(x.shape, self.dtype.numpy)
             return y, counting(x.view(self._rule.src.code_numpy), y.view(self.dtype.code_numpy))
         random = keywords(moved(self.request.random(self.tensor.name), start))
-        return _cast_on(self.device, x, self.dtype, {**self.request.attributes, **random}).reshape(-1), None
-
-    def _lost(self, x: NDArray, y: NDArray, found: CastStats | None) -> CastReport:
-        if self.request.seed is not None:
-            return result_report(x, y, self._rule)
-        return counts.of_cast(x, y, self._rule.src, self.dtype, self.request.attributes, found)
+        return _cast_on(self._engine, x, self.dtype, {**self.request.attributes, **random}).reshape(-1), None
 
     @cached_property
     def _rule(self) -> CastRule:
@@ -185,17 +175,15 @@ class Casting:
         return resolve(self.tensor.dtype, self.dtype, Options(**self.request.attributes))
 
     @property
-    def _on_host(self) -> bool:
-        return self.device in (None, "cpu")
+    def _engine(self) -> Engine:
+        return self.prefetcher.engine
 
 
-def _cast_on(device: str | None, x: NDArray, dst: DType, attributes: dict[str, Any]) -> NDArray:
-    """``cast(x, dst, **attributes)`` on that device: x moves there first. `gpucast.cast` would narrow x before the
-    move.
+def _cast_on(engine: Engine, x: NDArray, dst: DType, attributes: dict[str, Any]) -> NDArray:
+    """``cast(x, dst, **attributes)`` by that engine: x moves there first (`gpucast.cast` would narrow it before). Text
+    is cast on the host.
     """
-    place, src = devices.parse(device, "convert"), dtype(x.dtype)
-    if place is None or place == "cpu" or "string" in (src.family, dst.family):
-        return files.on_host(cast(x, dst, device=place, **attributes))
-    devices.require("convert")
-    there = casting.cuda.to_device(PackedArray.pack(x) if src.packed else x, devices.index(place, "convert"))
-    return files.on_host(cast(there, dst, **attributes))
+    src = dtype(x.dtype)
+    if "string" not in (src.family, dst.family):
+        x = engine.take(PackedArray.pack(x) if src.packed and engine.packs else x)
+    return files.on_host(cast(x, dst, **attributes))

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from gpucast import files
-from gpucast.casting.loss_counts import CastReport
 from gpucast.convert.losses import counts
 from gpucast.convert.losses.statistics import Errors, Statistics
 from gpucast.convert.planning.plan import ConversionPlan, FilePlan, Stamp
@@ -23,13 +22,11 @@ from gpucast.convert.running.outcome import Advance, Options, Outcome, Result
 from gpucast.convert.running.verify import verify
 from gpucast.convert.running.work import Busy, UnfinishedWork
 from gpucast.convert.running.work_folder import remove
-from gpucast.convert.scales import scaling
 from gpucast.convert.streaming.checksums import ChecksumFile, ChecksumWriter
-from gpucast.convert.streaming.prefetch import Prefetcher, threads
+from gpucast.convert.streaming.prefetch import Prefetcher
 from gpucast.core.arithmetic import exact
 from gpucast.core.places import durable
 from gpucast.files import FileError, Spec, Tensor
-from gpucast.files.tensor import NDArray
 
 
 class Stream:
@@ -61,8 +58,7 @@ class Stream:
         """TooMuchLost if a cast tensor lost too much, unless that is allowed."""
         if tensor.dtype is None or self.options.allow_loss:
             return
-        scaled = len(tensor.names) > 1
-        report = scaling.unexpected(statistics.report) if scaled else statistics.report
+        report = counts.unexpected(statistics.report) if len(tensor.names) > 1 else statistics.report
         counts.check(f"{file.origins[tensor.name]}: tensor {tensor.name!r}", tensor.kind, tensor.dtype.name, report)
 
     def begin(self, stage: str) -> None:
@@ -175,30 +171,20 @@ class Stream:
         request = self._plan.request
         statistics = Statistics(errors=Errors.of(request.detail))
         scaled = None if plan.dtype is None else planner.scaled(tensor)
+
+        def observe(size: int, lost: Statistics) -> None:
+            statistics.join(lost)
+            self._advance(tensor.nbytes * size // max(1, tensor.size))
+
         if plan.dtype is None:
             (spec,) = specs
             self._advance(writer.copy(spec) if spec.source is not None else writer.write(spec, tensor.chunks()))
             statistics.errors = None
         elif scaled is not None:
-
-            def observe(
-                report: CastReport, examined: list[tuple[NDArray, NDArray, float]], special: tuple[int, int]
-            ) -> None:
-                statistics.report += report
-                statistics.add_special(*special)
-                for before, after, largest in examined:
-                    statistics.examine(before, after, largest)
-                self._advance(tensor.nbytes * report.elements // max(1, tensor.size))
-
-            scaled.write(writer.write, observe, self._prefetcher, self.options.device)
+            scaled.write(writer.write, observe, self._prefetcher)
         else:
-
-            def observe_part(size: int, lost: Statistics) -> None:
-                statistics.join(lost)
-                self._advance(tensor.nbytes * size // max(1, tensor.size))
-
-            casting = Casting(tensor, plan.dtype, request, self.options.device, self._plan.source)
-            casting.write(writer, specs[0], self._prefetcher, observe_part)
+            casting = Casting(tensor, plan.dtype, request, self._prefetcher, self._plan.source)
+            casting.write(writer, specs[0], observe)
         self.check_loss(file, plan, statistics)
         record = {"name": tensor.name, "bytes_in": tensor.nbytes, "bytes_out": writer.nbytes, "sums": writer.checksums}
         return record | statistics.as_record()
@@ -239,7 +225,7 @@ def run(
             return
         try:
             work.begin(options.restart, options.share is not None or elsewhere is not None)
-            with Prefetcher(threads(options.device)) as prefetcher:
+            with Prefetcher(options.device) as prefetcher:
                 _all(Stream(work, options, outcome, advance, prefetcher), elsewhere)
         except Busy:
             raise
@@ -269,7 +255,7 @@ def _discard_or_keep(work: UnfinishedWork, options: Options, outcome: Outcome) -
 def run_file(plan: ConversionPlan, file: FilePlan, options: Options, outcome: Outcome) -> None:
     """Convert one file of a plan. Another process has begun the work and publishes the result. Errors as `run`."""
     work = UnfinishedWork(plan)
-    with _naming(plan.target), Prefetcher(threads(options.device)) as prefetcher:
+    with _naming(plan.target), Prefetcher(options.device) as prefetcher:
         try:
             if work.join():
                 Stream(work, options, outcome, lambda done: None, prefetcher).file(file)

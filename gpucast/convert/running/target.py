@@ -108,12 +108,9 @@ def _is_mount_point(path: str) -> bool:
         return True
     # A part of the same file system may be mounted there: a container's volume.
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", "rb") as mounts:
-        return any(_unescaped(line.split()[4]) == os.fsencode(path) for line in mounts)
+        points = (re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), line.split()[4]) for line in mounts)
+        return os.fsencode(path) in points
     return False
-
-
-def _unescaped(path: bytes) -> bytes:
-    return re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), path)
 
 
 def _size(file: FilePlan) -> int:

@@ -53,16 +53,16 @@ def verify(
             raise FileError(f"{name}: verify: holds {len(by_place)} tensors; expected {len(wanted)}")
         for tensor, source, planner in zip(file.tensors or (), before.tensors, before.planners, strict=True):
             scaled = planner.scaled(source) if tensor.dtype is not None else None
+            done = _by_elements(source, advance)
             if scaled is not None:
-                parts = {written_name: _get(found, written_name, name) for written_name in tensor.names}
-                done = _by_elements(source, advance)
-                compared += scaled.verify(parts, everything, f"{name}: verify", prefetcher, done)
+                if missing := next((one for one in tensor.names if one not in found), ""):
+                    raise FileError(f"{name}: verify: tensor {missing!r} is missing")
+                compared += scaled.verify(found, everything, f"{name}: verify", prefetcher, done)
                 continue
             target = found.get(tensor.name)
             if target is None:
                 # Formats of one tensor name it after the file; a model's converted initializers have new names.
                 target = by_place[wanted.index(tensor.name)]
-            done = _by_elements(source, advance)
             compared += _compare(tensor, source, target, plan.request, everything, name, prefetcher, done, many)
     return compared
 
@@ -70,12 +70,6 @@ def verify(
 def _by_elements(source: Tensor, advance: Callable[[int], object]) -> Callable[[int], object]:
     """Takes elements of a tensor that are done, and advances by their bytes."""
     return lambda elements: advance(source.nbytes * elements // max(1, source.size))
-
-
-def _get(found: Mapping[str, Tensor], wanted: str, name: str) -> Tensor:
-    if wanted not in found:
-        raise FileError(f"{name}: verify: tensor {wanted!r} is missing")
-    return found[wanted]
 
 
 def _compare(

@@ -48,41 +48,28 @@ def is_marker(name: str) -> bool:
     return name == _MARKER or name.endswith(f".{_MARKER}")
 
 
-class Layers:
-    """The descriptions of layers in the metadata of a file, by names that may lack the prefix of the model."""
-
-    def __init__(self, entries: Mapping[str, Any]) -> None:
-        self._entries = entries
-        self._parsed: dict[str, dict[str, Any]] = {}
-
-    def of(self, weight: str) -> dict[str, Any]:
-        """The description of the longest name that is the weight's, or its end; empty if there is none."""
-        parts = weight.removesuffix(".weight").split(".")
-        ends = (".".join(parts[start:]) for start in range(len(parts)))
-        name = next((name for name in ends if name in self._entries), None)
-        if name is None:
-            return {}
-        # Parsed once: any number of weights may end in the same name.
-        if name not in self._parsed:
-            self._parsed[name] = _object(self._entries[name])
-        return self._parsed[name]
+#: The descriptions of layers in the metadata of a file, by names that may lack the prefix of the model.
+Layers = dict[str, dict[str, Any]]
 
 
 def layers(metadata: Mapping[str, str]) -> Layers | None:
     """The descriptions of layers in the metadata of a file; None if there are none."""
     if METADATA not in metadata:
         return None
-    return Layers(_object(_object(metadata[METADATA]).get("layers")))
+    return {name: _object(entry) for name, entry in _object(_object(metadata[METADATA]).get("layers")).items()}
 
 
 def layer_of(base: str, text: bytes | None, layers: Layers | None) -> dict[str, Any] | None:
-    """The description of the weight `base`: `text` of its own tensor, else the entry in `layers` (the metadata).
+    """The description of the weight `base`: `text` of its own tensor, else the entry in `layers` (the metadata) of the
+    longest name that is the weight's, or its end.
 
     None if there is none, so that the weight is not ComfyUI's; empty if it cannot be parsed.
     """
-    if text is not None:
-        return _object(text)
-    return None if layers is None else layers.of(base)
+    if text is not None or layers is None:
+        return None if text is None else _object(text)
+    parts = base.removesuffix(".weight").split(".")
+    ends = (".".join(parts[start:]) for start in range(len(parts)))
+    return next((layers[name] for name in ends if name in layers), {})
 
 
 #: The formats whose scales are in the order that cuBLAS reads (comfy_kitchen, TensorCoreNVFP4Layout and others).

@@ -14,7 +14,7 @@ from gpucast.convert.scales import config_json
 from gpucast.convert.scales.config_json import Section
 from gpucast.convert.scales.scale_styles import STATIC
 from gpucast.convert.scales.stored import Stored
-from gpucast.convert.streaming.pieces import axis
+from gpucast.convert.streaming.pieces import lengths
 
 #: Names of quantizers that are not read, for people. Others are named as they name themselves.
 _UNREAD = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "mlx": "MLX (affine)", "gguf": "GGUF"}
@@ -103,8 +103,7 @@ class _Expected:
         ]
         if self.lengths is not None and len(shape) == 2:
             wanted = tuple(min(length or n, n) for length, n in zip(self.lengths, shape, strict=True))
-            lengths = format.lengths(shape, axis(format, len(shape)))
-            held = tuple(min(length, n) for length, n in zip(lengths, shape, strict=True))
+            held = tuple(min(length, n) for length, n in zip(lengths(format, shape), shape, strict=True))
             found.append(("blocks of", "x".join(map(str, wanted)), "x".join(map(str, held))))
         return next(
             (f"{what} {wanted}; its tensors {held}" for what, wanted, held in found if wanted not in (None, held)), ""

@@ -45,7 +45,8 @@ class DetectedTensor:
             return "scaled"
         format = self.stored.format
         rest = {"tensor": "the tensor", "axis": "a row"}.get(format.block_text, f"{format.block_text} elements")
-        return f"{format.element.name}, one {format.scale.name} scale for {rest}"
+        more = ", and one for all" * format.global_scale + ", with zero points" * format.zero_points
+        return f"{format.element.name}, one {format.scale.name} scale for {rest}{more}"
 
 
 @dataclass(frozen=True)
@@ -82,26 +83,22 @@ class Dequantized(Tensor):
         return np.concatenate([*self._pieces(), np.empty(0)]).reshape(self.shape)
 
     def check_scales(self) -> None:
-        """FileError for FLOAT scales of float8 that are NaN. (Other formats use a NaN scale for a block without
-        meaning; float8 has NaNs of its own.)
+        """FileError for FLOAT scales that are infinite or NaN. (gpucast itself gives integers such a scale for a block
+        without meaning, as FLOAT8E8M0 does by its specification.)
         """
-        stored = self.stored
-        if stored.format.scale is not _FLOAT or not stored.format.element.has_nan:
-            return
-        scales, name = self.scales(), stored.specs["scales"].name
-        wrong = int(np.count_nonzero(~np.isfinite(scales)))
-        if wrong:
-            raise FileError(
-                f"{self.detected.paths[name]}: {wrong:,} of the {scales.size:,} scales {name!r} are infinite or NaN; "
-                f"leave {self.name!r} as it is with --exclude"
-            )
-
-    def scales(self) -> NDArray:
-        """The scales, in the type and shape of the format."""
-        stored = self.stored
-        with contextlib.ExitStack() as stack:
-            scales: NDArray = stored.loaded_parts({"scales": self._tensor(stored.specs["scales"].name, stack)}).scales
-            return scales
+        format, parts = self.stored.format, self.all_scales()
+        of_blocks = parts.scales if format.scale is _FLOAT else None
+        for part, scales in (("scales", of_blocks), ("global_scale", parts.global_scale)):
+            if scales is None:
+                continue
+            is_own = part == "scales" and self.detected.style == "gpucast" and format.nan_in_scale
+            wrong = int(np.count_nonzero(np.isinf(scales) if is_own else ~np.isfinite(scales)))
+            if wrong:
+                name = self.stored.specs[part].name
+                raise FileError(
+                    f"{self.detected.paths[name]}: {wrong:,} of the {np.size(scales):,} scales {name!r} are infinite "
+                    f"or NaN; leave {self.name!r} as it is with --exclude"
+                )
 
     def all_scales(self) -> Parts:
         """Scales, zero points and global scale, without codes."""

@@ -75,7 +75,7 @@ def detect_format(
             return Format("found", element, scale, (_only(lengths, caller, name),), rule, zero_points, scale is _E4M3)
         if is_block_wise and len(shape) > 1 and scales_shape[:-2] == shape[:-2]:
             pairs = list(zip(shape[-2:], scales_shape[-2:], strict=True))
-            if all(_is_usual(size, count) for size, count in pairs):
+            if all(any(-(-size // n) == count for n in _GROUPS) for size, count in pairs):
                 # One block holds all elements, whatever its length.
                 rows, columns = (_SQUARE[0] if n == 1 else _only(_lengths(size, n), caller, name) for size, n in pairs)
                 return Format("found", element, scale, (rows, columns), rule)
@@ -106,11 +106,6 @@ def _lengths(size: int, count: int) -> list[int]:
     return equal if count == 1 else list(dict.fromkeys(equal + usual))
 
 
-def _is_usual(size: int, count: int) -> bool:
-    """Whether groups of a usual length would be `count` many."""
-    return any(-(-size // n) == count for n in _GROUPS)
-
-
 def _only(lengths: list[int], caller: str, name: str) -> int:
     if len(lengths) > 1:
         raise ValueError(
@@ -118,10 +113,6 @@ def _only(lengths: list[int], caller: str, name: str) -> int:
             "quantization_config in config.json decides for float8"
         )
     return lengths[0]
-
-
-class _Problem(ValueError):
-    """The tensors cannot be read as numbers; the text says why."""
 
 
 def is_narrow(data: Tensor) -> bool:
@@ -140,15 +131,15 @@ def stored_by_gpucast(base: str, tensors: Mapping[str, Tensor], text: str) -> St
     format, kept = quantized_files.parse_entry(text, caller, ENTRY + base)
     data = tensors["data"]
     if not data.size or len(data.shape) < format.min_ndim:
-        raise _Problem(f"{caller} has shape {data.shape}, which convert does not quantize as {format.name}")
+        raise ValueError(f"{caller} has shape {data.shape}, which convert does not quantize as {format.name}")
     expected = stored("gpucast", data.name, data.shape, format, dtype("FLOAT"), asked_for=True)
     if kept["axis"] != axis(format, len(data.shape)) or kept["scale_layout"] != "linear":
-        raise _Problem(
+        raise ValueError(
             f"{caller} has axis {kept['axis']!r}, scale_layout {kept['scale_layout']!r}, not as convert writes"
         )
     for part, spec in expected.specs.items():
         if part not in tensors:
-            raise _Problem(f"{caller}: {spec.name!r} is missing")
+            raise ValueError(f"{caller}: {spec.name!r} is missing")
         _expect(tensors[part], spec.dtype, [spec.shape])
     return Stored(data.name, data.shape, format, expected.specs)
 
@@ -166,18 +157,18 @@ def stored_by_others(
     data, scales = tensors["data"], tensors["scales"]
     caller = f"tensor {data.name!r}"
     if "g_idx" in tensors:
-        raise _Problem(f"{caller} has an order of its groups ({tensors['g_idx'].name!r}), which is not known here")
+        raise ValueError(f"{caller} has an order of its groups ({tensors['g_idx'].name!r}), which is not known here")
     if "pre_quant_scale" in tensors:
-        raise _Problem(f"{caller} is for inputs times {tensors['pre_quant_scale'].name!r}, which is not known here")
+        raise ValueError(f"{caller} is for inputs times {tensors['pre_quant_scale'].name!r}, which is not known here")
     if {"global_scale", "second_scale"} <= tensors.keys():
         names = " and ".join(repr(tensors[part].name) for part in ("global_scale", "second_scale"))
-        raise _Problem(f"{caller} has two global scales, {names}; expected one of them")
+        raise ValueError(f"{caller} has two global scales, {names}; expected one of them")
     shape, packing, element = data.shape, "plain", data.dtype
     assert element is not None
     if layer is not None and (swizzled := comfyui.stored_swizzled(data.name, tensors, layer)) is not None:
         return swizzled
     if layer is not None and not comfyui.is_plain(layer, element):
-        raise _Problem(
+        raise ValueError(
             f"{caller} of {element.name} has ComfyUI's format {comfyui.shown(layer)}, which is not known here"
         )
     symmetric = "zero_points" not in tensors
@@ -185,7 +176,9 @@ def stored_by_others(
     pairs = element.name == "INT8" and _bytes_of(scales)
     if element.name == "UINT8" or pairs:
         if not shape or not ({"global_scale", "second_scale"} & tensors.keys() or _bytes_of(scales)):
-            raise _Problem(f"{caller} of {element.name} has scales, {scales.name!r}, in a form that is not known here")
+            raise ValueError(
+                f"{caller} of {element.name} has scales, {scales.name!r}, in a form that is not known here"
+            )
         # MXFP6 has 24 bytes for a scale, MXFP4 has 16.
         is_mxfp6 = not pairs and scales.shape[-1:] == (shape[-1] / 24,)
         element = dtype("FLOAT6E2M3" if is_mxfp6 else "FLOAT4E2M1")
@@ -194,26 +187,26 @@ def stored_by_others(
         shape = _shape(tensors, caller)
         packing, element = "words", _integer(caller, shape, data.shape, symmetric)
     if any(n == 0 for n in shape):
-        raise _Problem(f"{caller} has no elements")
+        raise ValueError(f"{caller} has no elements")
     scale_dtype = _scale_dtype(scales, caller)
     if not symmetric and (element.is_float or scale_dtype is not _FLOAT):
-        raise _Problem(
+        raise ValueError(
             f"{caller}: zero points {tensors['zero_points'].name!r} go with codes of integers and scales of FLOAT, "
             f"FLOAT16 or BFLOAT16, not with {element.name} and {scale_dtype.name}"
         )
     format = detect_format(element, scale_dtype, shape, scales.shape, not symmetric, block, scales.name, caller)
     if packing == "bytes" and format.block != (16 if scale_dtype is _E4M3 else 32,):
-        raise _Problem(f"{caller} of {data.kind} has scales, {scales.name!r}, in a form that is not known here")
+        raise ValueError(f"{caller} of {data.kind} has scales, {scales.name!r}, in a form that is not known here")
     specs = {"data": _spec(data), "scales": _spec(scales)}
     divides = "global_scale" in tensors
     second = tensors.get("global_scale", tensors.get("second_scale"))
     if second is not None:
         _expect(second, _FLOAT, [(), (1,)])
         if not format.global_scale:
-            raise _Problem(f"{caller}: {second.name!r} goes with scales of FLOAT8E4M3FN, not of {scale_dtype.name}")
+            raise ValueError(f"{caller}: {second.name!r} goes with scales of FLOAT8E4M3FN, not of {scale_dtype.name}")
         specs["global_scale"] = _spec(second)
     elif format.global_scale:
-        raise _Problem(f"{caller} has scales of FLOAT8E4M3FN, and no global scale")
+        raise ValueError(f"{caller} has scales of FLOAT8E4M3FN, and no global scale")
     if not symmetric:
         zero = tensors["zero_points"]
         if packing == "words":
@@ -238,7 +231,7 @@ def _bytes_of(scales: Tensor) -> bool:
 def _expect(tensor: Tensor, expected: DType | None, shapes: Sequence[tuple[int, ...]]) -> None:
     if tensor.dtype is not expected or tensor.shape not in shapes:
         wanted = f"{expected.name if expected else None} {' or '.join(map(str, shapes))}"
-        raise _Problem(f"tensor {tensor.name!r} is {tensor.kind} {tensor.shape}; expected {wanted}")
+        raise ValueError(f"tensor {tensor.name!r} is {tensor.kind} {tensor.shape}; expected {wanted}")
 
 
 def _scale_dtype(scales: Tensor, caller: str) -> DType:
@@ -249,7 +242,7 @@ def _scale_dtype(scales: Tensor, caller: str) -> DType:
         return stored_as
     if stored_as is not None and stored_as.name == "UINT8":
         return _E8M0
-    raise _Problem(
+    raise ValueError(
         f"{caller}: its scales {scales.name!r} are {scales.kind}, which is not known here; expected FLOAT, FLOAT16, "
         "BFLOAT16, FLOAT8E4M3FN, or FLOAT8E8M0 (also as UINT8)"
     )
@@ -257,14 +250,16 @@ def _scale_dtype(scales: Tensor, caller: str) -> DType:
 
 def _shape(tensors: Mapping[str, Tensor], caller: str) -> tuple[int, ...]:
     if "shape" not in tensors:
-        raise _Problem(f"{caller} is packed, and its weight_shape is missing")
+        raise ValueError(f"{caller} is packed, and its weight_shape is missing")
     shape_tensor = tensors["shape"]
     if shape_tensor.shape != (2,) or shape_tensor.dtype is None or shape_tensor.dtype.name not in ("INT64", "INT32"):
-        raise _Problem(f"tensor {shape_tensor.name!r} is {shape_tensor.kind} {shape_tensor.shape}; expected INT64 (2,)")
+        raise ValueError(
+            f"tensor {shape_tensor.name!r} is {shape_tensor.kind} {shape_tensor.shape}; expected INT64 (2,)"
+        )
     rows, columns = shape_tensor.read().tolist()
     data = tensors["data"].shape
     if len(data) != 2 or rows != data[0] or not 0 < columns <= data[1] * 32:
-        raise _Problem(
+        raise ValueError(
             f"{caller} of shape {data} cannot hold the shape ({rows}, {columns}) that {shape_tensor.name!r} tells"
         )
     return rows, columns
@@ -274,7 +269,7 @@ def _integer(caller: str, shape: tuple[int, ...], packed: tuple[int, ...], symme
     """The type of the codes; their width follows from the number of packed words."""
     widths = [bits for bits in (2, 4, 8) if words(shape[1], bits) == packed[1]]
     if len(widths) != 1:
-        raise _Problem(f"{caller}: {packed[1]} words for rows of {shape[1]} codes leave open how wide a code is")
+        raise ValueError(f"{caller}: {packed[1]} words for rows of {shape[1]} codes leave open how wide a code is")
     return dtype(f"{'INT' if symmetric else 'UINT'}{widths[0]}")
 
 

@@ -16,9 +16,9 @@ from gpucast.convert.scales.companions import Companion, Fate
 from gpucast.convert.scales.dequantized import Dequantized, DetectedTensor
 from gpucast.convert.scales.detect import Catalogue
 from gpucast.convert.scales.request import Choice, matches
-from gpucast.convert.scales.scale_styles import ENTRY, RECIPE, STYLES
+from gpucast.convert.scales.scale_styles import DEFAULT, ENTRY, RECIPE
 from gpucast.core.dtypes import dtype
-from gpucast.files import FileError, Tensor
+from gpucast.files import FileError, Tensor, safetensors
 from gpucast.files.tensor import LoadedTensor
 
 _FLOAT = dtype("FLOAT")
@@ -36,9 +36,8 @@ class FileScales:
     carried: set[str] = field(default_factory=set)
     #: Those of them, of one number, that loaders of the written style take as vectors.
     vectors: set[str] = field(default_factory=set)
-    #: Names that OUT does not have, with the reason for each.
-    left_out: dict[str, str] = field(default_factory=dict)
-    dropped: set[str] = field(default_factory=set)
+    #: Names that OUT does not have, with the reason for each; "" for what becomes part of numbers.
+    dropped: dict[str, str] = field(default_factory=dict)
     #: Keys of the metadata that are no longer true.
     metadata: set[str] = field(default_factory=set)
     #: The styles of tensors that are cast (True) and of those that are kept.
@@ -61,16 +60,26 @@ def scales_by_file(
         path = tensor.paths[tensor.name]
         numbers = _numbers(tensor, path)
         cast = is_cast(numbers) and not any(matches((*choice.exclude, *choice.keep), name) for name in tensor.paths)
-        part = next((name for name in tensor.paths if cast and matches(choice.drop, name)), None)
-        if part is not None:
-            raise FileError(
-                f"{tensor.paths[part]}: --drop is for {part!r}, a part of {numbers.name!r}, whose numbers need it; "
-                "leave it out of the pattern, or keep all parts with --exclude"
-            )
+        for name, where in tensor.paths.items():
+            of = f"a part of {numbers.name!r}, whose numbers need it"
+            if cast and matches(choice.drop, name):
+                raise FileError(
+                    f"{where}: --drop is for {name!r}, {of}; leave it out of the pattern, or keep all parts with "
+                    "--exclude"
+                )
+            named = None if matches((*choice.exclude, *choice.keep), name) else choice.naming(name, [numbers.name])
+            if named is not None:
+                raise FileError(
+                    f"{where}: {named} names {name!r}, {of}, and not the weight itself; name {numbers.name!r}, keep "
+                    "all parts with --exclude, or take them for plain numbers with --as-weights PATTERN"
+                )
         if cast and tensor.stored is None:
             raise FileError(f"{tensor.problem}; leave {numbers.name!r} as it is with --exclude")
         for name, where in tensor.paths.items():
-            (of_file[where].dropped if cast else of_file[where].kept).add(name)
+            if cast:
+                of_file[where].dropped[name] = ""
+            else:
+                of_file[where].kept.add(name)
         if cast:
             of_file[path].detected.append(tensor)
             of_file[path].metadata |= {ENTRY + tensor.base, RECIPE, comfyui.METADATA}
@@ -84,7 +93,7 @@ def scales_by_file(
                 raise FileError(
                     f"{path}: has the mark {min(markers)!r} of all scales; cast all its weights (--rule '*=T'), or none"
                 )
-            of_file[path].dropped |= markers
+            of_file[path].dropped |= dict.fromkeys(markers, "")
         else:
             of_file[path].kept |= markers
         if comfyui.METADATA in file.metadata and all(of_file[path].styles.values()):
@@ -103,7 +112,7 @@ def _check_beside(
 ) -> None:
     """Decide about each tensor that is no part of codes. FileError for one that is not understood, and for a folder of
     whose quantization the same is true."""
-    problems: list[tuple[bool, str]] = []
+    problems: list[tuple[bool, bool, str]] = []
     beside = [one for one in described(catalogue, every) if not matches(choice.exclude, one.tensor.name)]
     # Where only some names were chosen, all others stay what they are.
     at_work = cast_in | {
@@ -112,32 +121,34 @@ def _check_beside(
     # Layers that had no codes have no scale of inputs.
     has_inputs = "inputs" in carried and not any(is_cast(one.tensor) for one in beside)
     static = _with_scales_of_inputs(catalogue, of_file) if has_inputs else set()
+    weights = [one.base for one in every]
     for one in beside:
         name, folder, scales, row = one.tensor.name, one.folder, of_file[one.path], one.companion
         if matches(choice.drop, name):
-            scales.dropped.add(name)
-            scales.left_out[name] = "by --drop"
+            scales.dropped[name] = "by --drop"
         elif matches(choice.keep, name):
             scales.carried.add(name)
         elif matches(choice.as_weights, name):
             continue
         elif row is not None:
+            if (named := choice.naming(name, weights)) is not None:
+                raise FileError(f"{one.path}: {named} names {name!r}, which is {row.what}{_WAYS}")
             is_of_layer = name.endswith(companions.INPUT) and folder in static
             is_of_cache = row.fate == "cache" and catalogue.declared(one.path).cache is not None
             if folder in cast_in and not (row.fate in carried and (is_of_layer or is_of_cache)):
-                scales.dropped.add(name)
-                scales.left_out[name] = row.what
+                scales.dropped[name] = row.what
             else:
                 scales.carried.add(name)
                 if folder in cast_in:
                     scales.vectors.add(name)
         elif one.why and (folder in at_work or is_cast(one.tensor)):
             known = companions.companion(name)
-            problems.append((known is None or known.fate != "refused", f"{one.path}: tensor {name!r} {one.why}{_WAYS}"))
+            is_strange, why = known is None or known.fate != "refused", f"{one.path}: tensor {name!r} {one.why}{_WAYS}"
+            problems.append((is_strange, one.tensor.dtype is not None, why))
     _check_declared(catalogue, choice, at_work, of_file)
-    # What is known to be of another tool says most.
+    # What is known to be of another tool says most, and then a type that nobody knows.
     if problems:
-        raise FileError(min(problems, key=lambda problem: problem[0])[1])
+        raise FileError(min(problems, key=lambda problem: problem[:2])[2])
 
 
 def _with_scales_of_inputs(catalogue: Catalogue, of_file: Mapping[str, FileScales]) -> set[str]:
@@ -236,10 +247,10 @@ def _modules(every: Iterable[DetectedTensor]) -> dict[tuple[str, str], int]:
 def _closed(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> set[str]:
     """The folders that show a sign of quantization. Where gpucast's own entries of the metadata are the only one, they
     name all codes, and the rest are weights."""
-    found = {os.path.dirname(item.paths[item.name]) for item in every if item.style != STYLES[0]}
+    found = {os.path.dirname(item.paths[item.name]) for item in every if item.style != DEFAULT}
     for path, tensor in catalogue.beside(every):
         row = companions.companion(tensor.name)
-        if (row is not None and row.is_sign) or (path.endswith(".safetensors") and _holds_codes(tensor)):
+        if (row is not None and row.is_sign) or (path.lower().endswith(".safetensors") and _holds_codes(tensor)):
             found.add(os.path.dirname(path))
     found |= {
         os.path.dirname(path)
@@ -263,8 +274,10 @@ def _is_sign(key: str, text: str) -> bool:
 def _holds_codes(tensor: Tensor) -> bool:
     """Whether a tensor is of a type that weights have as codes alone."""
     dtype = tensor.dtype
-    if dtype is None or not tensor.size or companions.is_count(tensor.name):
+    if not tensor.size or companions.is_count(tensor.name):
         return False
+    if dtype is None:
+        return tensor.kind not in safetensors.OTHER_BITS
     # Matrices of integers of 16 or 32 bits are words of several codes.
     is_code = dtype.bits <= 8 if dtype.is_float else dtype.family == "int" and dtype.bits < 64 and len(tensor.shape) > 1
     return is_code and not companions.is_plain_cast(tensor)

@@ -15,20 +15,19 @@ import numpy as np
 
 from gpucast.casting.cast import cast
 from gpucast.casting.loss_counts import CastReport
-from gpucast.convert.losses import counts
 from gpucast.convert.losses.statistics import runs_of_piece
 from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.convert.scales.scaling import Observe, Scaled, Write
 from gpucast.convert.scales.stored import Stored
-from gpucast.convert.streaming.pieces import axis, dequantized, matrices, regroup, shaped, sliced
+from gpucast.convert.streaming.pieces import axis, dequantized, lengths, matrices, regroup, shaped, sliced
 from gpucast.convert.streaming.prefetch import Prefetcher
 from gpucast.core.dtypes import dtype
 from gpucast.files import Tensor
 from gpucast.files.tensor import FileError, NDArray
 from gpucast.quantization import lossless
-from gpucast.quantization.formats import Format, Parts
+from gpucast.quantization.formats import Parts
 
-_FLOAT, _E8M0, _DOUBLE = dtype("FLOAT"), dtype("FLOAT8E8M0"), dtype("DOUBLE")
+_FLOAT, _E8M0 = dtype("FLOAT"), dtype("FLOAT8E8M0")
 #: At most this many scales are looked at to find out whether they are powers of two.
 _SCALES = 1 << 24
 #: Numbers that are compared at a time.
@@ -46,7 +45,7 @@ def keeps_values(tensor: Tensor, stored: Stored) -> bool:
         return False
     if old.format.global_scale != new.format.global_scale:
         return False
-    pairs = zip(_lengths(old.format, old.shape), _lengths(new.format, new.shape), old.shape, strict=True)
+    pairs = zip(lengths(old.format, old.shape), lengths(new.format, new.shape), old.shape, strict=True)
     if not all(outer >= size or outer % inner == 0 for outer, inner, size in pairs):
         return False
     if old.format.scale is new.format.scale or (old.format.scale is _E8M0 and new.format.scale is _FLOAT):
@@ -58,27 +57,24 @@ def _are_powers(tensor: Dequantized) -> bool:
     """Whether all scales are powers of two that FLOAT8E8M0 holds."""
     if tensor.stored.specs["scales"].size > _SCALES:
         return False
-    scales = tensor.scales()
-    narrow = cast(cast(scales, _E8M0), _FLOAT)
-    return bool((narrow == scales).all())
-
-
-def _lengths(format: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return format.lengths(shape, axis(format, len(shape)))
+    scales = tensor.all_scales().scales
+    return bool((cast(cast(scales, _E8M0), _FLOAT) == scales).all())
 
 
 @dataclass(frozen=True)
 class Repacked(Scaled):
     """A quantized tensor whose values are all kept."""
 
-    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None) -> None:
+    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher) -> None:
         stored, parts = self.stored, self._found()
 
         def pieces() -> Iterator[NDArray]:
             for codes, start, values in self._kept(parts):
                 chosen = runs_of_piece(self.tensor.size, start, values.size)
-                report = CastReport(values.size, int(np.count_nonzero(values)))
-                observe(report, [(values[run], values[run], 0.0) for run in chosen], counts.special(values, _DOUBLE))
+                statistics = self._statistics(CastReport(values.size, int(np.count_nonzero(values))), values)
+                for run in chosen:
+                    statistics.examine(values[run], values[run], 0.0)
+                observe(values.size, statistics)
                 # A piece may be 128 long rows: the next one comes when this one is gone.
                 del values
                 yield stored.pack(codes)
@@ -116,7 +112,7 @@ class Repacked(Scaled):
         old, source = self.tensor.all_scales(), self.tensor.stored
         shape, format = self.stored.shape, self.stored.format
         along = axis(format, len(shape))
-        outer, inner = _lengths(source.format, shape), _lengths(format, shape)
+        outer, inner = lengths(source.format, shape), lengths(format, shape)
         grid = format.grid(shape, along)
         places = [np.arange(count) * length // wide for count, length, wide in zip(grid, inner, outer, strict=True)]
         scales = old.scales.reshape(source.format.grid(shape, axis(source.format, len(shape))))[np.ix_(*places)]

@@ -68,22 +68,34 @@ class Choice:
         named = (*self.include, *(rule.pattern for rule in self.rules))
         return alone or matches(named, tensor.name)
 
+    @property
+    def _naming(self) -> list[tuple[str, str]]:
+        """The options that choose tensors by name to be cast, each with its pattern."""
+        included = [(f"--include {pattern!r}", pattern) for pattern in self.include]
+        return included + [(f"--rule {str(rule)!r}", rule.pattern) for rule in self.rules]
+
+    def naming(self, name: str, others: Iterable[str]) -> str | None:
+        """The option, as it was given, that names a tensor and none of the others; None if there is none."""
+        for option, pattern in self._naming:
+            if fnmatch.fnmatchcase(name, pattern) and not any(fnmatch.fnmatchcase(one, pattern) for one in others):
+                return option
+        return None
+
     def check(self, names: Sequence[str], cast: bool, path: str, why: str) -> None:
         """FileError if a pattern matches no tensor, or if nothing is cast; `why` gives reasons, if any."""
         if not names and path.lower().endswith(files.MODEL):
             raise FileError(f"{path}: the model has no initializers, and no Constant that is a weight: nothing to cast")
         if not names:
             raise FileError(f"{path}: holds no tensors")
-        options = [("--include", pattern, pattern) for pattern in self.include]
+        options = self._naming
         for option in ("exclude", "keep", "drop", "as_weights"):
-            options += [(f"--{option.replace('_', '-')}", pattern, pattern) for pattern in getattr(self, option)]
-        options += [("--rule", str(rule), rule.pattern) for rule in self.rules]
-        for option, value, pattern in options:
+            options += [(f"--{option.replace('_', '-')} {pattern!r}", pattern) for pattern in getattr(self, option)]
+        for option, pattern in options:
             if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
                 known = ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
                 within = any(pattern in name for name in names)
                 hint = f"; a pattern is for whole names: did you mean '*{pattern}*'?" if within else ""
-                raise FileError(f"{path}: no tensor matches {option} {value!r}; it holds {known}{hint}")
+                raise FileError(f"{path}: no tensor matches {option}; it holds {known}{hint}")
         if cast:
             return
         if why:
@@ -131,7 +143,7 @@ class Request:
     @property
     def style(self) -> str:
         """How scales are stored."""
-        return self.asked_style or scale_styles.STYLES[0]
+        return self.asked_style or scale_styles.DEFAULT
 
     def random(self, name: str) -> Random | None:
         """The random bits for the tensor `name`; None without stochastic rounding."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -36,21 +36,8 @@ from gpucast.files.tensor import Linear, Spec
 from gpucast.quantization import quantized_files
 from gpucast.quantization.formats import ROW, SOURCES, Format
 
-#: The values of --style; the first is the default.
-STYLES = ("gpucast", "deepseek", "compressed-tensors", "comfyui", "qdq")
-#: What loads each style.
-LOADERS = {
-    "compressed-tensors": ("vLLM", "transformers", "SGLang"),
-    "deepseek": ("transformers", "vLLM", "SGLang"),
-    "comfyui": ("ComfyUI",),
-    "qdq": ("onnxruntime", "ONNX"),
-    "gpucast": ("gpucast",),
-}
-#: Of styles that another library writes: that library.
-WRITERS = {"compressed-tensors": "compressed-tensors", "comfyui": "comfy-kitchen"}
-#: Styles whose loaders read the config.json of a folder.
-CONFIGURED = ("deepseek", "compressed-tensors")
-
+#: The style without --style, and that of models.
+DEFAULT, MODELS = "gpucast", "qdq"
 #: The metadata entry of a tensor in our own style.
 ENTRY = quantized_files.PREFIX
 #: The metadata entry of a file in another style for the recipe of its codes and scales.
@@ -66,12 +53,13 @@ _FLOAT8 = "float-quantized"
 #: What follows the name of such a tensor in those of its scales.
 _OWN = (".scales", ".zero_points", ".global_scale")
 _FLOAT, _UINT8, _INT32, _INT64 = dtype("FLOAT"), dtype("UINT8"), dtype("INT32"), dtype("INT64")
-#: Weights that loaders of these styles expect unquantized; they are quantized only if chosen by name. Embeddings, the
-#: last layer, routers of mixtures of experts, and the projections into layers that predict further tokens. Sources:
-#: README_WEIGHTS.md of DeepSeek-V3; `ignore` in llm-compressor's recipes; layers without quant_config in vLLM's
-#: models/qwen2_moe.py, deepseek_v2.py and deepseek_mtp.py.
+#: Weights that loaders of these styles expect unquantized; they are quantized only if chosen by name. Embeddings, of
+#: positions, too (GPT-2, T5), the last layer, routers of mixtures of experts, and the projections into layers that
+#: predict further tokens. Sources: README_WEIGHTS.md of DeepSeek-V3; `ignore` in llm-compressor's recipes; layers
+#: without quant_config in vLLM's models/qwen2_moe.py, deepseek_v2.py and deepseek_mtp.py.
 _KEPT = (
     *("*embed*", "shared.weight", "*.shared.weight", "lm_head.*", "*.lm_head.*", "*.shared_head.head.*"),
+    *("*wte.weight", "*wpe.weight", "*_emb.weight", "*_token.weight", "*_tokens.weight", "*attention_bias.weight"),
     *("*.gate.weight", "*.shared_expert_gate.*", "*.router.*", "*.eh_proj.*", "*.weights_proj.*"),
 )
 #: Quantized although its rows are no multiple of the block: DeepSeek-V3 has 576 rows here, in five blocks, and vLLM
@@ -85,45 +73,39 @@ class Unsuitable(Exception):
     """The style has no place for this tensor, so it is not quantized; the text says why."""
 
 
-def refused(style: str, format: Format) -> str | None:
-    """Why a style cannot store a format; None if it can."""
-    if style == "deepseek" and (format.element.name, format.block) != ("FLOAT8E4M3FN", _SQUARE):
-        return "it holds FLOAT8E4M3FN with --scale block alone"
-    is_float8_of_tensor = format.element.name.startswith("FLOAT8E") and format.block == "tensor"
-    if style == "comfyui" and not (is_float8_of_tensor or comfyui.is_nvfp4(format)):
-        return "it holds FLOAT8E4M3FN and FLOAT8E5M2 with --scale per-tensor, and FLOAT4E2M1 with --scale nvfp4, alone"
-    if style == "qdq" and not (
-        isinstance(format.block, str) or (format.element.family == "int" and format.min_ndim < 2)
-    ):
-        return "it holds float8 with --scale per-tensor or per-channel, and integers"
-    multiplies = format.global_scale and format.steps is not None and format.steps.global_scale != "1/u"
-    if style == "compressed-tensors" and multiplies:
-        return "it holds the reciprocal of the global scale, which is rounded"
-    if style == "compressed-tensors" and _compressed(format) is None:
-        return (
-            "it holds FLOAT8E4M3FN (per-tensor, per-channel, block, mx), FLOAT6E2M3 (mx), FLOAT4E2M1 (mx, nvfp4) and "
-            "INT8, UINT8, INT4, UINT4 (per-channel, block)"
-        )
-    return None
+@dataclass(frozen=True)
+class Style:
+    """How one loader, or several, have scales stored."""
+
+    loaders: tuple[str, ...]
+    #: The tensors for a name, a shape, a format and the type of the numbers.
+    store: Callable[[str, tuple[int, ...], Format, DType], Stored]
+    #: Whether it has a place for a format, and the formats for which it has one.
+    takes: Callable[[Format], bool] = lambda format: True
+    held: str = ""
+    #: The library whose style it is, if that writes it, too.
+    writer: str | None = None
+    #: Whether its loaders read the config.json of a folder.
+    is_configured: bool = False
 
 
 def for_recipe(format: Format, library: str) -> str | None:
-    """The style whose loaders read a config.json and take a recipe's numbers, that of its own library first."""
-    styles = sorted(CONFIGURED, key=lambda style: style != library)
-    return next((style for style in styles if refused(style, form(style, format)) is None), None)
+    """The style whose loaders read a config.json and take a recipe's numbers: that of its own library, else the one
+    that holds fewer formats."""
+    styles = sorted((name for name, one in STYLES.items() if one.is_configured), key=lambda one: one != "deepseek")
+    takes = [name for name in styles if STYLES[name].takes(form(name, format))]
+    return library if library in takes else next(iter(takes), None)
 
 
 def form(style: str, format: Format) -> Format:
     """A recipe's format as a style stores it: for weights of two dimensions rows are those of the first axis."""
-    return format if style == STYLES[0] or format.block != (ROW,) else replace(format, block="axis")
+    return format if style == DEFAULT or format.block != (ROW,) else replace(format, block="axis")
 
 
 def stored(style: str, name: str, shape: tuple[int, ...], format: Format, source: DType, asked_for: bool) -> Stored:
     """How a style stores a tensor. Raises Unsuitable if it has no place for the tensor."""
-    if style == "gpucast":
-        return _gpucast(name, shape, format, source)
-    if style == "qdq":
-        return _qdq(name, shape, format)
+    if style in (DEFAULT, MODELS):
+        return STYLES[style].store(name, shape, format, source)
     if not name.endswith(f".{_WEIGHT}") or len(shape) != 2:
         raise Unsuitable(f"style {style} is for weights of two dimensions named *.{_WEIGHT}")
     if not asked_for and any(fnmatchcase(name, pattern) for pattern in _KEPT):
@@ -135,7 +117,7 @@ def stored(style: str, name: str, shape: tuple[int, ...], format: Format, source
             raise Unsuitable(f"loaders of style {style} need rows of a multiple of {format.block[-1]} elements")
         if format.min_ndim == 2 and shape[0] % format.block[0] and not fnmatchcase(name, _RAGGED):
             raise Unsuitable(f"loaders of style {style} need a multiple of {format.block[0]} rows")
-    return _MAKE[style](name, shape, format)
+    return STYLES[style].store(name, shape, format, source)
 
 
 def described_by(name: str, metadata: Mapping[str, str]) -> str:
@@ -161,7 +143,7 @@ def _gpucast(name: str, shape: tuple[int, ...], format: Format, source: DType) -
     return Stored(name, shape, format, specs, metadata=((ENTRY + name, entry),))
 
 
-def _qdq(name: str, shape: tuple[int, ...], format: Format) -> Stored:
+def _qdq(name: str, shape: tuple[int, ...], format: Format, _: DType) -> Stored:
     """The names that onnxruntime's own quantizer gives."""
     along = None if format.block == "tensor" else axis(format, len(shape))
     scales_shape = () if along is None else format.scales_shape(shape, along)
@@ -178,7 +160,7 @@ def _qdq(name: str, shape: tuple[int, ...], format: Format) -> Stored:
     return Stored(name, shape, format, specs)
 
 
-def _deepseek(name: str, shape: tuple[int, ...], format: Format) -> Stored:
+def _deepseek(name: str, shape: tuple[int, ...], format: Format, _: DType) -> Stored:
     # Scales that are powers of two are FLOATs, too, in DeepSeek-V3.1.
     specs = {
         "data": Spec(name, format.element, shape),
@@ -187,7 +169,7 @@ def _deepseek(name: str, shape: tuple[int, ...], format: Format) -> Stored:
     return Stored(name, shape, format, specs)
 
 
-def _comfyui(name: str, shape: tuple[int, ...], format: Format) -> Stored:
+def _comfyui(name: str, shape: tuple[int, ...], format: Format, _: DType) -> Stored:
     layer = comfyui.layer(format.element)
     described = {"layer": Spec(name.removesuffix(_WEIGHT) + comfyui.LAYER, _UINT8, (len(layer),))}
     if comfyui.is_nvfp4(format):
@@ -199,7 +181,7 @@ def _comfyui(name: str, shape: tuple[int, ...], format: Format) -> Stored:
     return Stored(name, shape, format, specs, layer=layer)
 
 
-def _compressed_tensors(name: str, shape: tuple[int, ...], format: Format) -> Stored:
+def _compressed_tensors(name: str, shape: tuple[int, ...], format: Format, _: DType) -> Stored:
     rows, columns = shape
     element, bits = format.element, format.element.bits
     scales_shape = format.scales_shape(shape, axis(format))
@@ -223,10 +205,40 @@ def _compressed_tensors(name: str, shape: tuple[int, ...], format: Format) -> St
     return Stored(name, shape, format, specs, packing, divides=format.global_scale)
 
 
-_MAKE: dict[str, Callable[[str, tuple[int, ...], Format], Stored]] = {
-    "deepseek": _deepseek,
-    "compressed-tensors": _compressed_tensors,
-    "comfyui": _comfyui,
+#: The values of --style.
+STYLES = {
+    DEFAULT: Style(("gpucast",), _gpucast),
+    "compressed-tensors": Style(
+        ("vLLM", "transformers", "SGLang"),
+        _compressed_tensors,
+        lambda format: _compressed(format) is not None,
+        "FLOAT8E4M3FN (per-tensor, per-channel, block, mx), FLOAT6E2M3 (mx), FLOAT4E2M1 (mx, nvfp4) and INT8, UINT8, "
+        "INT4, UINT4 (per-channel, block)",
+        "compressed-tensors",
+        is_configured=True,
+    ),
+    "deepseek": Style(
+        ("transformers", "vLLM", "SGLang"),
+        _deepseek,
+        lambda format: (format.element.name, format.block) == ("FLOAT8E4M3FN", _SQUARE),
+        "FLOAT8E4M3FN with --scale block alone",
+        is_configured=True,
+    ),
+    "comfyui": Style(
+        ("ComfyUI",),
+        _comfyui,
+        lambda format: (
+            (format.element.name.startswith("FLOAT8E") and format.block == "tensor") or comfyui.is_nvfp4(format)
+        ),
+        "FLOAT8E4M3FN and FLOAT8E5M2 with --scale per-tensor, and FLOAT4E2M1 with --scale nvfp4, alone",
+        "comfy-kitchen",
+    ),
+    MODELS: Style(
+        ("onnxruntime", "ONNX"),
+        _qdq,
+        lambda format: isinstance(format.block, str) or (format.element.family == "int" and format.min_ndim < 2),
+        "float8 with --scale per-tensor or per-channel, and integers",
+    ),
 }
 
 
@@ -306,7 +318,8 @@ def _compressed(format: Format) -> str | None:
     if format.scale.family == "e8m0" and block == (32,):
         return _MX.get(element.name)
     if element.name == "FLOAT4E2M1" and format.global_scale and block == (16,):
-        return "nvfp4-pack-quantized"
+        # Of a global scale it holds the reciprocal, which is rounded.
+        return "nvfp4-pack-quantized" if format.steps is None or format.steps.global_scale == "1/u" else None
     if element.name == "FLOAT8E4M3FN" and format.has_float_scales and block in ("tensor", "axis", _SQUARE):
         return _FLOAT8
     is_packed = element.family == "int" and element.bits in (4, 8)

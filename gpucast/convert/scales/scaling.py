@@ -7,40 +7,38 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from gpucast.casting.loss_counts import CastReport
 from gpucast.convert.losses import counts
-from gpucast.convert.losses.statistics import runs_of_piece
+from gpucast.convert.losses.statistics import Errors, Statistics, runs_of_piece
 from gpucast.convert.scales import scale_styles
 from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.convert.scales.per_file import FileScales, read_as_numbers
 from gpucast.convert.scales.request import Request
-from gpucast.convert.scales.scale_styles import Unsuitable
+from gpucast.convert.scales.scale_styles import STYLES, Unsuitable
 from gpucast.convert.scales.stored import Stored
 from gpucast.convert.streaming.pieces import (
-    Engine,
+    Quantize,
     Quantizer,
     by_reference,
     dequantized,
     extremes,
     joined,
     matrices,
-    on_device,
     placed,
     quantizable,
+    quantizing,
     sliced,
 )
 from gpucast.convert.streaming.prefetch import Prefetcher
 from gpucast.convert.streaming.same_codes import are_same, same_bytes
-from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.core.fuse import Random
+from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.files import FileError, TensorFile
 from gpucast.files.tensor import NDArray, Spec, Tensor
-from gpucast.quantization import RECIPES, quantize_on_host, recipes
+from gpucast.quantization import RECIPES, recipes
 from gpucast.quantization.formats import FORMATS, SOURCES, Format, Parts, ScaleRule
 
 #: Weights that loaders join into one layer, for which NVFP4 has a single global scale.
@@ -76,10 +74,8 @@ _FORM = ("element", "scale", "block", "zero_points", "global_scale")
 _SAMPLE = 1 << 10
 #: Writes one tensor from flat pieces in order; returns the bytes written.
 Write = Callable[[Spec, Iterable[NDArray]], int]
-#: Called for each piece with its counts of losses, and with the elements of it that were examined: before (flat), as
-#: they will be read back (scales applied), and their largest relative error; and how many of its elements are NaN, and
-#: infinite.
-Observe = Callable[[CastReport, list[tuple[NDArray, NDArray, float]], tuple[int, int]], None]
+#: Called for each piece with the number of its elements, and what they lose when they are read back.
+Observe = Callable[[int, Statistics], None]
 
 
 @dataclass
@@ -121,13 +117,6 @@ def groups(names: Iterable[str]) -> list[list[str]]:
     return found
 
 
-def is_needed(src: DType | None, dst: DType) -> bool:
-    """Whether a cast needs the option --scale: it takes floating values to 8 bits or fewer."""
-    if src is None or src is dst or dst.family == "bool":
-        return False
-    return src.is_float and 0 < dst.bits <= 8
-
-
 def formats(dtype: DType) -> dict[str, Format]:
     """The format that each value of --scale stands for, given the type of the codes."""
     name = dtype.name.lower()
@@ -142,13 +131,6 @@ def formats(dtype: DType) -> dict[str, Format]:
     if dtype.name == "FLOAT4E2M1":
         by_scale["nvfp4"] = FORMATS["nvfp4"]
     return by_scale
-
-
-def all_formats() -> Iterator[tuple[str, str, Format]]:
-    """The types of codes, values of --scale, and formats that these stand for."""
-    for kind in DTYPES:
-        for scale, format in formats(kind).items():
-            yield kind.name, scale, format
 
 
 def format_of(scale: str, dtype: DType) -> Format | None:
@@ -174,7 +156,7 @@ def default_rule(style: str, format: Format) -> ScaleRule:
 def library_recipe(style: str, format: Format, source: DType) -> str | None:
     """The recipe by which the library whose style it is finds the codes and scales of a format; None if there is none
     for tensors of the type `source`."""
-    library = scale_styles.WRITERS.get(style)
+    library = STYLES[style].writer
     for name, recipe in RECIPES.items():
         if recipe.library != library or source.name not in recipe.sources:
             continue
@@ -193,7 +175,7 @@ def is_of_own_rule(request: Request, kind: str, to: DType) -> bool:
     """Whether a tensor of the type `kind` gets scales by gpucast's rule although the style is another library's, since
     no recipe has those of that library."""
     format = None if request.scale is None else format_of(request.scale, to)
-    if format is None or not _is_free(request) or request.style not in scale_styles.WRITERS:
+    if format is None or not _is_free(request) or STYLES[request.style].writer is None:
         return False
     return not any(library_recipe(request.style, format, source) for source in SOURCES if source.name == kind)
 
@@ -205,12 +187,12 @@ def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) ->
     style's own tool gives all codes and scales, if it has a recipe for them. FileError if options do not fit.
     """
     scale, style, rule, attributes = request.scale, request.style, request.scale_rule, request.attributes
-    if not is_needed(tensor.dtype, dtype) or scale == "none":
+    is_narrow = dtype.family != "bool" and 0 < dtype.bits <= 8
+    if scale == "none" or tensor.dtype in (None, dtype) or not (is_narrow and tensor.dtype.is_float):
         return None
     caller = f"{path}: tensor {tensor.name!r}"
-    assert tensor.dtype is not None
     known = formats(dtype)
-    accepted = ", ".join([*known, "none"])
+    accepted = f"{', '.join(known)} or none" if known else "none"
     if scale is None:
         raise FileError(
             f"{caller} from {tensor.dtype.name} to {dtype.name}: numbers of so few bits usually need scales; "
@@ -241,9 +223,9 @@ def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) ->
             more = "; it has scales: convert it to BFLOAT16 first" if isinstance(tensor, Dequantized) else ""
             raise FileError(f"{error}{more}") from None
         format = scale_styles.form(style, format)
-    refusal = scale_styles.refused(style, format)
-    if refusal is not None:
-        raise FileError(f"{caller}: --style {style} cannot hold {dtype.name} with --scale {scale}: {refusal}")
+    if not STYLES[style].takes(format):
+        held = f"it holds {STYLES[style].held}"
+        raise FileError(f"{caller}: --style {style} cannot hold {dtype.name} with --scale {scale}: {held}")
     for option, default in (("saturate", True), ("round_mode", "up"), ("rounding", None), ("overflow", None)):
         is_stochastic = (
             option == "rounding" and attributes.get(option) == STOCHASTIC and format.element.family == "float"
@@ -257,7 +239,7 @@ def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) ->
     try:
         asked_for = request.choice.asked_for(tensor)
         made = scale_styles.stored(style, tensor.name, tensor.shape, format, tensor.dtype, asked_for)
-        names_recipe = scale in RECIPES and style in scale_styles.CONFIGURED
+        names_recipe = scale in RECIPES and STYLES[style].is_configured
         return replace(made, metadata=((scale_styles.RECIPE, scale),)) if names_recipe else made
     except Unsuitable as reason:
         return str(reason)
@@ -269,8 +251,7 @@ class Scaled:
 
     tensor: Tensor
     stored: Stored
-    #: The random bits for stochastic rounding.
-    random: Random | None = None
+    request: Request
     #: The weights that share its global scale, if there are more.
     group: FusedGroup | None = None
 
@@ -279,40 +260,43 @@ class Scaled:
         """The tensors that replace it in the file, codes first."""
         return list(self.stored.specs.values())
 
-    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None) -> None:
+    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher) -> None:
         """Write all of `specs` in their order, and call the observer once for each piece.
 
         Memory use grows with the number of scales, not with the number of elements.
         """
         stored, format, size = self.stored, self.stored.format, self.tensor.size
-        engine = quantize_on_host.quantize if device in (None, "cpu") else on_device(str(device))
-        quantize = self._quantizer(engine)
+        quantize = self._quantizer(quantizing(prefetcher.engine))
         scales: list[Parts] = []
 
-        def work(piece: tuple[int, NDArray]) -> tuple[NDArray, CastReport, Any, Any, Parts]:
+        def work(piece: tuple[int, NDArray]) -> tuple[NDArray, Statistics, Parts]:
             start, x = piece
             parts = quantize(x, start)
-            chosen = runs_of_piece(size, start, x.size)
-            values, examined = x.reshape(-1), []
-            if chosen:
+            report, chosen = counts.of_piece(x, parts, format), runs_of_piece(size, start, x.size)
+            # Without any, no result is NaN or infinite.
+            is_special = report.nan or report.infinite or any(counts.special(x, dtype(x.dtype)))
+            values, restored = x.reshape(-1), np.empty(0)
+            if chosen or is_special:
                 restored = dequantized(parts, format).reshape(-1)
-                examined = [
-                    (values[run], restored[run], counts.largest_error(values[run], restored[run])) for run in chosen
-                ]
-            special = counts.special(x, dtype(x.dtype))
-            report = counts.of_piece(x, parts, format)
-            return stored.pack(parts.data), report, examined, special, replace(parts, data=None)
+            statistics = self._statistics(report, restored if is_special else restored[:0])
+            for run in chosen:
+                largest = counts.largest_error(values[run], restored[run])
+                statistics.examine(values[run], restored[run], largest)
+            return stored.pack(parts.data), statistics, replace(parts, data=None)
 
         def pieces() -> Iterator[NDArray]:
-            for packed, report, examined, special, parts in prefetcher.in_order(
-                work, placed(matrices(self.tensor, stored.cut))
-            ):
+            every = placed(matrices(self.tensor, stored.cut))
+            for packed, statistics, parts in prefetcher.in_order(work, every):
                 scales.append(parts)
-                observe(report, examined, special)
+                observe(statistics.report.elements, statistics)
                 yield packed
 
         write(stored.specs["data"], stored.in_groups(pieces()))
         self._write_scales(write, joined(format, stored.shape, scales))
+
+    def _statistics(self, report: CastReport, restored: NDArray) -> Statistics:
+        """What a piece loses, without the errors of numbers; `restored`: its results, if any may be NaN or infinite."""
+        return Statistics(report, Errors.of(self.request.detail), *counts.special(restored, dtype("DOUBLE")))
 
     def _write_scales(self, write: Write, parts: Parts) -> None:
         """Write all of `specs` behind the codes."""
@@ -321,9 +305,9 @@ class Scaled:
             if part != "data":
                 write(spec, [arrays[part]])
 
-    def _quantizer(self, engine: Engine) -> Quantizer:
+    def _quantizer(self, quantize: Quantize) -> Quantizer:
         among = None if self.group is None else self.group.extremes
-        return Quantizer(self.tensor, self.stored.format, engine, self.random, among)
+        return Quantizer(self.tensor, self.stored.format, quantize, self.request.random(self.tensor.name), among)
 
     def verify(
         self,
@@ -349,7 +333,7 @@ class Scaled:
         loaded = stored.loaded_parts(tensors)
         global_scale = tensors["global_scale"].read().reshape(-1) if "global_scale" in tensors else None
         stored_pieces = zip(stored.codes(tensors["data"]), sliced(format, stored.cut, loaded), strict=True)
-        samples = _samples(stored, everything, whole_rows=self.random is not None)
+        samples = _samples(stored, everything, whole_rows=self.request.seed is not None)
 
         def given_global(wanted: Parts) -> bool:
             if global_scale is None:
@@ -383,14 +367,6 @@ class Scaled:
                 compared += some
                 advance(size)
         return compared
-
-
-def unexpected(report: CastReport) -> CastReport:
-    """The losses that should not occur in quantized tensors.
-
-    That small values of a block become zero is normal, and so are saturated values: some formats clamp the largest.
-    """
-    return replace(report, saturated=0, underflowed=0)
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,17 @@ from typing import Any
 import numpy as np
 
 from gpucast.casting.cast import cast
+from gpucast.casting.engine import Engine
 from gpucast.core.dtypes import dtype
 from gpucast.core.fuse import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.files.tensor import CHUNK_BYTES, NDArray, Tensor
+from gpucast.kernel import devices
 from gpucast.quantization import exact_quantize, quantize_array, quantize_on_host
 from gpucast.quantization.formats import SOURCES, Format, Parts
 
 #: Called as `gpucast.quantization.quantize_on_host.quantize`: (x, format, *, axis, scale, random).
-Engine = Callable[..., Parts]
+Quantize = Callable[..., Parts]
 #: Elements of a piece, about. With half as many a conversion takes a tenth longer: every piece has a fixed cost.
 _PIECE = 1 << 20
 #: This many elements of any packed type end on a byte boundary.
@@ -157,6 +159,11 @@ def axis(format: Format, ndim: int = 2) -> int:
     return 0 if format.block == "axis" else ndim - 1
 
 
+def lengths(format: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The lengths of the blocks of a tensor, or of a piece."""
+    return format.lengths(shape, axis(format, len(shape)))
+
+
 class Quantizer:
     """Quantizes a tensor in pieces, with the result of the whole tensor.
 
@@ -167,12 +174,12 @@ class Quantizer:
         self,
         tensor: Tensor,
         format: Format,
-        engine: Engine = quantize_on_host.quantize,
+        quantize: Quantize = quantize_on_host.quantize,
         random: Random | None = None,
         among: Callable[[], NDArray] | None = None,
     ) -> None:
         """`among`: the extremes for the global scale, if it covers more than this tensor."""
-        self.format, self._engine, self.random = format, engine, random
+        self.format, self._quantize, self.random = format, quantize, random
         #: The extremes of a tensor that has one scale, and the global scale of others.
         self.shared: NDArray | None = None
         self.scale: Any = None
@@ -181,7 +188,7 @@ class Quantizer:
         elif format.global_scale:
             largest = extremes(tensor, False) if among is None else among()
             if format.steps is None:
-                self.scale = engine(largest, format, axis=-1, scale=None).global_scale
+                self.scale = quantize(largest, format, axis=-1, scale=None).global_scale
             elif amax := float(np.abs(largest).max()):
                 kind = tensor.dtype if tensor.dtype in SOURCES else dtype("FLOAT")
                 self.scale = quantize_on_host.global_scale(amax, format, kind)
@@ -190,7 +197,7 @@ class Quantizer:
         """Quantize the piece whose first element is element `start` of the tensor."""
         random = moved(self.random, start)
         if self.shared is None:
-            parts = self._engine(x, self.format, axis=axis(self.format), scale=self.scale, random=random)
+            parts = self._quantize(x, self.format, axis=axis(self.format), scale=self.scale, random=random)
             steps = self.format.steps
             if steps is None or steps.global_scale != "1/u" or self.scale is None:
                 return parts
@@ -199,7 +206,7 @@ class Quantizer:
         # The extremes of the tensor are appended, so that each piece gets the scale of the tensor.
         shared = cast(self.shared, x.dtype)
         extended = np.concatenate([x.reshape(-1), shared])
-        parts = self._engine(extended, self.format, axis=0, scale=None, random=random)
+        parts = self._quantize(extended, self.format, axis=0, scale=None, random=random)
         return Parts(parts.data[: x.size].reshape(x.shape), parts.scales, parts.zero_points)
 
 
@@ -217,15 +224,16 @@ def extremes(tensor: Tensor, nan: bool) -> NDArray:
     return np.array([low, high] + [np.nan] * (lost and nan))
 
 
-def on_device(device: str) -> Engine:
-    """An engine that quantizes on `device` and returns arrays of the host."""
+def quantizing(engine: Engine) -> Quantize:
+    """Quantizes arrays of the host by an engine of casts; returns arrays of the host."""
 
-    def quantize(x: NDArray, format: Format, *, axis: int, scale: Any, random: Random | None = None) -> Parts:
-        q = quantize_array.quantize(x, format, axis=axis, scale=scale, device=device, **keywords(random)).get()
+    def on_device(x: NDArray, format: Format, *, axis: int, scale: Any, random: Random | None = None) -> Parts:
+        q = quantize_array.quantize(x, format, axis=axis, scale=scale, device=place, **keywords(random)).get()
         data = q.data.get() if format.element.packed else q.data
         return Parts(data, q.scales, q.zero_points, q.global_scale)
 
-    return quantize
+    place = devices.place(engine.device)
+    return engine.pick(quantize_on_host.quantize, on_device)
 
 
 def by_reference(x: NDArray, format: Format, *, axis: int, scale: Any, random: Random | None = None) -> Parts:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefetching: threads work on the next pieces while the previous ones are written."""
+"""Prefetching: threads of the host, or a device, work on the next pieces while the previous ones are written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cached_property
 from typing import TypeVar
+
+from gpucast.casting import engines
+from gpucast.casting.engine import Engine
+from gpucast.kernel import devices
 
 Piece = TypeVar("Piece")
 Made = TypeVar("Made")
@@ -16,26 +21,34 @@ Made = TypeVar("Made")
 _MOST = 4
 
 
-def threads(device: str | None) -> int:
-    """How many threads cast: one per available processor, up to `_MOST`; one for a GPU."""
-    if device is not None and device != "cpu":
-        return 1
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(available, _MOST)
-
-
 class Prefetcher:
-    """Up to `count` threads that work on pieces. A context manager; threads start when there is work."""
+    """The engine that a `device` keyword names, and the threads that give it work: one per available processor, up to
+    `_MOST`; one for a GPU. A context manager. The device is looked at, and threads start, when there is work."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._pool = ThreadPoolExecutor(count)
+    def __init__(self, device: str | None = None) -> None:
+        self._place = devices.parse(device, "convert")
+
+    @cached_property
+    def engine(self) -> Engine:
+        """DeviceUnavailable if there is none."""
+        return engines.named(self._place, "convert")
+
+    @cached_property
+    def count(self) -> int:
+        """The number of threads."""
+        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.engine.pick(min(available, _MOST), 1)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.count)
 
     def __enter__(self) -> Prefetcher:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        if "_pool" in vars(self):
+            self._pool.shutdown(cancel_futures=True)
 
     def in_order(self, work: Callable[[Piece], Made], pieces: Iterator[Piece]) -> Generator[Made, None, None]:
         """``work(piece)`` for each piece, in order. The threads are at most `count` pieces ahead of the caller.
@@ -54,7 +67,7 @@ class Prefetcher:
             pending.extend((self._pool.submit(work, first), self._pool.submit(work, second)))
             del first, second
             for piece in pieces:
-                if len(pending) > self._count:
+                if len(pending) > self.count:
                     yield _taken(pending)
                 pending.append(self._pool.submit(work, piece))
             while pending:

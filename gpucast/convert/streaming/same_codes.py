@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from gpucast.convert.streaming.intervals import Intervals
-from gpucast.convert.streaming.pieces import Quantizer, axis, by_reference
+from gpucast.convert.streaming.pieces import Quantizer, by_reference
+from gpucast.convert.streaming.pieces import lengths as lengths_of
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import Options, resolve
 from gpucast.files.tensor import NDArray
@@ -69,7 +70,7 @@ def _quotients(x: NDArray, ends: NDArray, known: Parts, format: Format, scale: A
 def _extremes(x: NDArray, format: Format) -> NDArray:
     """The lowest and the largest number of each block, in the order of the scales."""
     given, x = x.dtype, x if x.dtype in (np.float32, np.float64) else x.astype(np.float32)
-    places = [range(0, size, length) for size, length in zip(x.shape, _lengths(x.shape, format), strict=True)]
+    places = [range(0, size, length) for size, length in zip(x.shape, lengths_of(format, x.shape), strict=True)]
     found = []
     for of in (np.minimum, np.maximum):
         one = x
@@ -84,17 +85,13 @@ def _wide(by_block: NDArray, shape: tuple[int, ...], format: Format) -> NDArray:
     """What belongs to blocks, for each of their elements."""
     if by_block.size == 1:
         return by_block.reshape(1, 1)
-    lengths = _lengths(shape, format)
+    lengths = lengths_of(format, shape)
     wide = by_block.reshape([-(-size // length) for size, length in zip(shape, lengths, strict=True)])
     for i, (size, length) in enumerate(zip(shape, lengths, strict=True)):
         # A length that covers all is broadcast.
         if 1 < length < size:
             wide = np.repeat(wide, length, i)[(slice(None),) * i + (slice(size),)]
     return wide
-
-
-def _lengths(shape: tuple[int, ...], format: Format) -> tuple[int, ...]:
-    return format.lengths(shape, axis(format))
 
 
 def same_bytes(wanted: NDArray, actual: NDArray) -> bool:

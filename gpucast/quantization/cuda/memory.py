@@ -23,11 +23,14 @@ from gpucast.quantization.formats import Parts
 def given(scale: Any, device: int, target: Any, workspace: Workspace) -> Any:
     """The caller's scales as a FLOAT array on the device: in `target`, or else in a new array."""
     if device_index(scale) != device:
-        # From the host: of a graph the copy would read what is there when it runs.
-        workspace.check_capture()
-        scale = cuda.to_host(scale) if device_index(scale) is not None else scale
-        scale = np.ascontiguousarray(np.broadcast_to(np.asarray(scale, np.float32), target.shape))
-        return cuda.to_device(scale, device).reshape(target.shape)
+        if np.size(scale) > 1 or device_index(scale) is not None:
+            # From the host: of a graph the copy would read what is there when it runs.
+            workspace.check_capture()
+        scale = np.asarray(cuda.to_host(scale) if device_index(scale) is not None else scale, np.float32)
+        if scale.size > 1:
+            scale = np.ascontiguousarray(np.broadcast_to(scale, target.shape))
+            return cuda.to_device(scale, device).reshape(target.shape)
+        scale = workspace.number(float(scale.reshape(())))
     import cupy
 
     copy(cupy.broadcast_to(scale, target.shape), target)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls on devices that the module serves alone: their launches and results are those of the checked path, to which it
+leaves what is not as before."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+from bench import idle_cuda
+from bench.entered import functions
+from gpucast import PackedArray
+from gpucast.casting import plans
+from gpucast.core.extension import MODULE
+from gpucast.kernel.driver import CupyDriver
+from gpucast.kernel.kernel import Kernel
+
+pytestmark = pytest.mark.skipif(MODULE is None, reason="the extension module is missing")
+
+FORMATS = (
+    "nvfp4",
+    "float8e4m3fn_tensor",
+    "mxfp8e4m3",
+    "mxfp8e5m2",
+    "mxfp4",
+    "int4_128",
+    "int8_zp_32",
+    "float8e4m3fn_128x128",
+)
+
+
+#: Of these, those whose blocks share a scale.
+MEETING = FORMATS[:2]
+
+
+@dataclass
+class Device:
+    """A device that keeps the launches, and gives the same memory to each call."""
+
+    kernels: dict[int, Kernel] = field(default_factory=dict)
+    launches: list[tuple[str, int, bytes]] = field(default_factory=list)
+    #: By bytes, and how many of so many were given before in a call: plans may ask in another order.
+    rooms: dict[tuple[int, int], Any] = field(default_factory=dict)
+    used: Counter[int] = field(default_factory=Counter)
+    current: int = 0
+    is_captured: bool = False
+
+    def launch(self, function: int, blocks: int, threads: int, stream: int, address: int) -> int:
+        kernel = self.kernels[function]
+        offsets = [*kernel.arguments.offsets.values(), kernel.arguments.nbytes]
+        places = (ctypes.c_void_p * len(offsets)).from_address(address)
+        given = b"".join(ctypes.string_at(places[i] or 0, offsets[i + 1] - offsets[i]) for i in range(len(offsets) - 1))
+        self.launches.append((kernel.name, blocks, given))
+        return 0
+
+    def allocate(self, nbytes: int) -> Any:
+        assert not self.is_captured
+        self.used[nbytes] += 1
+        key = nbytes, self.used[nbytes]
+        if key not in self.rooms:
+            self.rooms[key] = idle_cuda.fresh(nbytes)
+        return self.rooms[key]
+
+    def done(self, call: Callable[[], Any]) -> tuple[list[Any], Any]:
+        """What a call launches and gives."""
+        self.launches.clear()
+        self.used.clear()
+        result = shown(call())
+        return list(self.launches), result
+
+
+def shown(found: Any) -> Any:
+    if isinstance(found, gpucast.Quantized):
+        attributes = found.format, found.dtype, found.axis, found.scale_layout, found.library
+        return type(found), attributes, [shown(part) for part in vars(found).values() if hasattr(part, "shape")]
+    if isinstance(found, PackedArray):
+        return type(found), found.dtype, found.shape, shown(found.data)
+    return type(found), found.dtype, found.shape, found.strides, found.data.ptr
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    found, own, numbers = Device(), CupyDriver._function, iter(range(1, 1000))
+
+    def function(self: CupyDriver, kernel: Kernel, index: int) -> int:
+        number = own(self, kernel, index)
+        found.kernels[number] = kernel
+        return number
+
+    monkeypatch.setattr(CupyDriver, "_function", function)
+    monkeypatch.setattr(CupyDriver, "_switched", lambda self, index: contextlib.nullcontext())
+    with idle_cuda.idle(
+        launch_kernel=found.launch,
+        current=lambda: found.current,
+        capturing=lambda stream: found.is_captured,
+        allocate=found.allocate,
+        module_function=lambda module, name: next(numbers),
+    ):
+        plans.forget()
+        yield found
+    plans.forget()
+
+
+def calls(name: str) -> dict[str, Callable[[], Any]]:
+    x, y = idle_cuda.array((256, 256), np.float32), idle_cuda.array((256, 256), np.float32)
+    into = gpucast.quantize(idle_cuda.array((256, 256), np.float32), name)
+    # As a call of its own makes it, in memory that no other call gets.
+    parts = {part: _own(one) for part, one in into.parts().items()}
+    q = gpucast.Quantized(**parts, format=name, axis=1)
+    return {
+        "quantize": lambda: gpucast.quantize(x, name),
+        "quantize, out=": lambda: gpucast.quantize(x, name, out=q),
+        "dequantize": lambda: gpucast.dequantize(q, "FLOAT16"),
+        "dequantize, out=": lambda: gpucast.dequantize(q, out=y),
+    }
+
+
+def _own(part: Any) -> Any:
+    if isinstance(part, PackedArray):
+        return PackedArray(idle_cuda.array(part.data.shape, np.uint8), part.dtype, part.shape)
+    return idle_cuda.array(part.shape, part.dtype)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_plans_launch_and_give_what_the_checked_path_does(name: str, device: Device) -> None:
+    for what, call in calls(name).items():
+        plans.forget()
+        first = device.done(call)
+        assert first[0], what
+        assert device.done(call) == first == device.done(call), what
+        # The module alone: beside the public function the driver is asked whether a graph is captured, and for the cell
+        # in which blocks meet. Where an `out` keeps that, the plan is in Python.
+        entered = functions(call)
+        is_kept = what.endswith("out=") and name in MEETING
+        assert is_kept or len(entered) <= (12 if name in MEETING else 2), (what, entered)
+
+
+def test_another_shape_and_place_of_memory_have_launches_of_their_own(device: Device) -> None:
+    whole = idle_cuda.array((257, 256), np.float32)
+    arrays = [
+        whole[:256],
+        whole.reshape(-1)[16 : 16 + 65536].reshape(256, 256),
+        whole.reshape(-1)[3:65539].reshape(256, 256),
+    ]
+    arrays += [whole[:128], whole[:256, :128], whole[:256].T]
+    expected = []
+    for x in arrays:
+        plans.forget()
+        expected.append(device.done(lambda x=x: gpucast.quantize(x, "mxfp8e4m3")))
+    plans.forget()
+    for _ in range(3):
+        for x, wanted in zip(arrays, expected, strict=True):
+            assert device.done(lambda x=x: gpucast.quantize(x, "mxfp8e4m3")) == wanted
+
+
+def test_what_cannot_be_written_is_refused_as_before(device: Device) -> None:
+    x, y = idle_cuda.array((256, 256), np.float32), idle_cuda.array((256, 256), np.float32)
+    q = gpucast.quantize(x, "mxfp8e4m3")
+    for _ in range(3):
+        gpucast.quantize(x, "mxfp8e4m3", out=q)
+        gpucast.dequantize(q, out=y)
+        gpucast.quantize(x, "mxfp8e4m3")
+    over = gpucast.Quantized(x.reshape(-1)[:16384].view(q.data.dtype).reshape(256, 256), q.scales, "mxfp8e4m3")
+    for wrong in (over, gpucast.quantize(x, "mxfp8e5m2"), gpucast.quantize(x[:128], "mxfp8e4m3")):
+        with pytest.raises(ValueError, match="quantize: out"):
+            gpucast.quantize(x, "mxfp8e4m3", out=wrong)
+    for wrong in (idle_cuda.array((256, 256), np.float64), y[:128], x.reshape(-1)):
+        with pytest.raises((TypeError, ValueError), match="dequantize: out"):
+            gpucast.dequantize(q, out=wrong)
+    device.is_captured = True
+    assert gpucast.quantize(x, "mxfp8e4m3", out=q) is q
+    assert gpucast.dequantize(q, out=y) is y
+    with pytest.raises(RuntimeError, match="captured"):
+        gpucast.quantize(x, "mxfp8e4m3")
+    with pytest.raises(RuntimeError, match="captured"):
+        gpucast.dequantize(q)
+
+
+def test_another_current_device_is_left_to_the_checked_path(device: Device) -> None:
+    x = idle_cuda.array((256, 256), np.float32)
+    q = gpucast.quantize(x, "mxfp8e4m3")
+    call = lambda: gpucast.quantize(x, "mxfp8e4m3", out=q)  # noqa: E731 (it is counted)
+    call()
+    assert len(functions(call)) == 1
+    device.current = 1
+    assert len(functions(call)) > 5

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Repeated calls that quantize run by their plans: they enter few Python functions, on the host and on devices; and
+what gives no plan."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+from bench import idle_cuda
+from bench.entered import functions
+from gpucast.casting import plans
+from gpucast.core.extension import MODULE
+from gpucast.mixed import fake_cast
+from gpucast.quantization import host_plans
+
+pytestmark = pytest.mark.skipif(MODULE is None, reason="the extension module is missing")
+
+#: A function, its arguments and keywords, and the most functions of gpucast that a repeated call enters.
+Row = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], int]
+
+
+def host_rows() -> dict[str, Row]:
+    x, back = np.ones((32, 64), np.float32), gpucast.quantize(np.ones((32, 64), np.float32), "mxfp8e4m3")
+    quantize, one, ends = gpucast.quantize, np.ones((), np.float32), np.array([5, 32], np.int32)
+    packed = gpucast.PackedArray.pack(gpucast.cast(x, "INT4"))
+    groups, cast_groups = gpucast.quantize_grouped, gpucast.cast_grouped
+    return {
+        "cast of packed elements": (gpucast.cast, (packed, "FLOAT16"), {}, 1),
+        "cast to packed elements": (gpucast.cast, (packed, "UINT4"), {"scale": 2.0, "amax": one}, 1),
+        "grouped": (groups, (x, ends, "mxfp8e4m3"), {}, 5),
+        "grouped, out=": (groups, (x, ends, "mxfp8e4m3"), {"out": groups(x, ends, "mxfp8e4m3")}, 10),
+        "grouped, stochastic": (groups, (x, ends, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 6),
+        "grouped, scale=": (groups, (x, ends, "nvfp4"), {"scale": one}, 8),
+        "grouped, layout": (groups, (x, ends, "mxfp8e4m3"), {"scale_layout": "128x4"}, 16),
+        "cast_grouped": (cast_groups, (x, ends, "FLOAT8E4M3FN"), {"scale": 2.0}, 12),
+        "plain": (quantize, (x, "mxfp8e4m3"), {}, 1),
+        "out=": (quantize, (x, "mxfp8e4m3"), {"out": quantize(x, "mxfp8e4m3")}, 1),
+        "packed": (quantize, (x, "nvfp4"), {}, 1),
+        "stochastic": (quantize, (x, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 10),
+        "scale=": (quantize, (x, "nvfp4"), {"scale": 0.5}, 9),
+        "amax=": (quantize, (x, "nvfp4"), {"amax": 3.0}, 9),
+        "transpose=True": (quantize, (x, "mxfp8e4m3"), {"transpose": True}, 9),
+        "transpose='both'": (quantize, (x, "mxfp8e4m3"), {"transpose": "both"}, 12),
+        "hadamard=": (quantize, (x, "mxfp8e4m3"), {"hadamard": 32}, 10),
+        "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 20),
+        "dequantize": (gpucast.dequantize, (back,), {}, 2),
+        "hadamard": (gpucast.hadamard, (x, 32), {}, 9),
+        "fake_cast, blocks": (fake_cast, (x, "mxfp8e4m3"), {}, 8),
+        "fake_cast": (fake_cast, (x, "FLOAT8E4M3FN"), {}, 7),
+        "fake_cast, scale=": (fake_cast, (x, "FLOAT8E4M3FN"), {"scale": 0.5}, 7),
+        "fake_cast, stochastic": (fake_cast, (x, "FLOAT8E4M3FN"), {"rounding": "stochastic", "seed": 1}, 7),
+    }
+
+
+def device_rows() -> dict[str, Row]:
+    def array(*shape: int, dtype: Any = np.float32) -> Any:
+        return idle_cuda.array(shape, dtype)
+
+    x, one, ends = array(128, 256), array(), array(2, dtype=np.int32)
+    quantize = gpucast.quantize
+    back = quantize(x, "mxfp8e4m3")
+    return {
+        "plain": (quantize, (x, "mxfp8e4m3"), {}, 2),
+        "out=": (quantize, (x, "mxfp8e4m3"), {"out": quantize(x, "mxfp8e4m3")}, 1),
+        "packed": (quantize, (x, "nvfp4"), {}, 12),
+        "stochastic": (quantize, (x, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 30),
+        "scale=": (quantize, (x, "nvfp4"), {"scale": one}, 31),
+        "a number as scale=": (quantize, (x, "nvfp4"), {"scale": 0.5}, 40),
+        "a number as amax=": (quantize, (x, "nvfp4"), {"amax": 3}, 40),
+        "amax=": (quantize, (x, "nvfp4"), {"amax": one}, 31),
+        "transpose=True": (quantize, (x, "mxfp8e4m3"), {"transpose": True}, 29),
+        "transpose='both'": (quantize, (x, "mxfp8e4m3"), {"transpose": "both"}, 45),
+        "hadamard=": (quantize, (x, "mxfp8e4m3"), {"hadamard": 32}, 30),
+        "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 29),
+        "dequantize": (gpucast.dequantize, (back,), {}, 2),
+        "hadamard": (gpucast.hadamard, (x, 32), {}, 25),
+        "grouped": (gpucast.quantize_grouped, (x, ends, "mxfp8e4m3"), {}, 33),
+        "grouped, stochastic": (
+            gpucast.quantize_grouped, (x, ends, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 34,
+        ),
+        "cast_grouped": (gpucast.cast_grouped, (x, ends, "FLOAT8E4M3FN"), {"scale": one}, 32),
+        "fake_cast": (fake_cast, (x, "FLOAT8E4M3FN"), {}, 27),
+        "fake_cast, scale=": (fake_cast, (x, "FLOAT8E4M3FN"), {"scale": one}, 28),
+        "fake_cast, blocks": (fake_cast, (x, "mxfp8e4m3"), {}, 29),
+    }  # fmt: skip
+
+
+def check(rows: dict[str, Row]) -> None:
+    plans.forget()
+    for name, (function, arguments, keywords, most) in rows.items():
+
+        def call(function: Any = function, arguments: Any = arguments, keywords: Any = keywords) -> Any:
+            return function(*arguments, **keywords)
+
+        call()
+        call()
+        repeated = functions(call)
+        assert len(repeated) <= most, (name, repeated)
+        # So that the bound tells one from the other.
+        plans.forget()
+        assert len(functions(call)) > 2 * most, name
+
+
+def test_on_the_host() -> None:
+    check(host_rows())
+
+
+def test_on_a_device() -> None:
+    with idle_cuda.idle(allocate=idle_cuda.fresh):
+        check(device_rows())
+
+
+def test_numbers_that_are_not_finite_are_tried_once() -> None:
+    """The module's plan alone finds them: its function of Python would read the array again."""
+    x = np.ones((32, 64), np.float32)
+    gpucast.quantize(x, "mxfp8e4m3")
+    x[3, 3] = np.nan
+    entered = functions(lambda: gpucast.quantize(x, "mxfp8e4m3"))
+    assert ("quantization/host_plans.py", "run") not in entered
+    assert ("quantization/quantize_on_host.py", "quantize") in entered
+
+
+@pytest.mark.peers
+def test_of_tensors() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    x, ends = torch.ones(32, 64), torch.tensor([5, 32], dtype=torch.int32)
+    quantize, groups = gpucast.quantize, gpucast.quantize_grouped
+    check({
+        "grouped": (groups, (x, ends, "mxfp8e4m3"), {}, 9),
+        "grouped, out=": (groups, (x, ends, "mxfp8e4m3"), {"out": groups(x, ends, "mxfp8e4m3")}, 15),
+        "hadamard": (gpucast.hadamard, (x, 32), {}, 14),
+        "hadamard=": (quantize, (x, "mxfp8e4m3"), {"hadamard": 32}, 14),
+        "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 30),
+    })  # fmt: skip
+
+
+def test_a_result_of_the_callers_own_class_is_no_pattern() -> None:
+    class Mine(gpucast.Quantized):
+        pass
+
+    x = np.linspace(-3, 3, 128, dtype=np.float32).reshape(2, 64)
+    parts = gpucast.quantize(x, "mxfp8e5m2").parts()
+    gpucast.quantize(x, "mxfp8e5m2", out=Mine(**parts, format="mxfp8e5m2"))
+    assert type(gpucast.quantize(x, "mxfp8e5m2")) is gpucast.Quantized
+
+
+def test_a_list_of_outs_is_no_pattern() -> None:
+    x = np.ones((64, 96), np.float32)
+    given = list(gpucast.quantize(x, "mxfp8e4m3", transpose="both"))
+    for _ in range(2):
+        assert gpucast.quantize(x, "mxfp8e4m3", transpose="both", out=given) is given
+        assert type(gpucast.quantize(x, "mxfp8e4m3", transpose="both")) is tuple
+
+
+def test_an_array_reshaped_meanwhile_is_no_pattern() -> None:
+    """Another thread may do so between the call and its plan."""
+    x, format = np.ones((48, 96), np.float32), "mxfp8e5m2"
+    result = gpucast.quantize(x, format)
+    plans.forget()
+    nothing = (-1, "linear", False, None, None, 0, None, None, None, None, None, None)
+    assert host_plans.quantized(x, format, nothing, result) is not None
+    assert host_plans.quantized(x.reshape(96, 48), format, nothing, result) is None
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8_zp_32"])
+def test_threads_of_little_stack_quantize(name: str) -> None:
+    x = np.ones((64, 1024), np.float32)
+    said: list[int] = []
+
+    def job() -> None:
+        said.extend(gpucast.dequantize(gpucast.quantize(x, name)).size for _ in range(3))
+
+    before = threading.stack_size(64 << 10)
+    try:
+        thread = threading.Thread(target=job)
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(before)
+    assert said == [x.size] * 3

@@ -61,8 +61,10 @@ types, complete for sources of 16 bits or fewer, hard cases for wider ones. Its
 [README](../tests/conformance/README.md) says how to run it, how to read it in C or Python, and how to write
 an adapter in 20 lines. `docs/pages.py` writes this page from the committed results.
 
-A legal difference is no error: a pair of types counts as exact if all its results follow one of the named conventions
-(ONNX, IEEE 754, OCP, C, CUDA's `satfinite`, ...). All results are from x86-64 CPUs.
+The expected bits come from [the reference](semantics.md), and its rules are [proved](proof.md); [the ledger](ledger.md)
+has what suites of others say of them. A legal difference is no error: a pair of types counts as exact if all its
+results follow one of the named conventions (ONNX, IEEE 754, OCP, C, CUDA's `satfinite`, ...). All results are from
+x86-64 CPUs.
 [What changes when you switch](switching.md) says how to get the others' results from gpucast.
 """
 
@@ -281,39 +283,7 @@ def picture(all_systems: list[System]) -> str:
     return svg(width, top + (side + gap + 14) * rows, f"How {len(all_systems)} systems cast between 26 types", parts)
 
 
-# ---- held from outside, and ONNX's pages ----
-
-
-#: What was compared, and why what differs does.
-HELD = {
-    "testfloat": "conversions between FLOAT16, FLOAT, DOUBLE and integers in five rounding modes, on its own inputs",
-    "microxcaling": "MXFP8, MXFP6 and MXFP4 of blocks of finite numbers",
-    "gfloat": "every pair of its formats, OCP, IEEE and P3109, in its rounding modes, saturating and not",
-    "cuda": "float8, float6, float4, FLOAT8E8M0, FLOAT8UE5M3 and 16-bit conversions. `__nv_cvt_double_to_fp8` keeps"
-    " the sign or payload of NaN, which the conversions from float do not",
-}
-
-
-def outside(all_systems: list[System]) -> Iterator[str]:
-    yield "## The suite, checked by others\n"
-    yield "The expected bits come from [the reference](semantics.md), and its rules are [proved](proof.md).\n"
-    noted = json.loads((SUITE / "scores" / "outside.json").read_text(encoding="utf-8"))
-    rows = []
-    for name, what in HELD.items():
-        if name in noted:
-            version, cases, wrong = (noted[name][key] for key in ("version", "cases", "wrong"))
-        elif name == "microxcaling":
-            content = json.loads((SUITE / "scores" / f"{name}.json").read_text(encoding="utf-8"))
-            formats = content["blocks"]["formats"].values()
-            version = content["version"]
-            cases, wrong = (sum(found[key] for found in formats) for key in ("cases", "numbers"))
-        else:
-            each = next(each for each in all_systems if each.name == name)
-            cells = [cell for mode in each.modes for cell in each.of_mode(mode).values() if isinstance(cell, dict)]
-            version, cases = each.version, sum(mode["cases"] for mode in each.modes.values())
-            wrong = sum(cell["wrong"] for cell in cells)
-        rows.append([version, what, f"{wrong:,} of {cases:,}"])
-    yield markdown(["Written by others", "What was compared", "Differ"], rows) + "\n"
+# ---- t27's catalogue, and ONNX's pages ----
 
 
 def catalogue() -> Iterator[str]:
@@ -387,7 +357,7 @@ def show(x: Any, name: str) -> str:
 
 def page() -> str:
     every = systems()
-    parts = [INTRO, *scoreboard(every), *block_formats(), *outside(every), *catalogue()]
+    parts = [INTRO, *scoreboard(every), *block_formats(), *catalogue()]
     for each in every:
         parts += differences(each) if each.differing else ()
     return "\n".join([*parts, *onnx_pages()]) + "\n"

@@ -47,7 +47,7 @@ INTEROP = {
 }
 #: Names without an underscore that only other modules of the package use.
 INTERNAL = (
-    "ADAPTER", "BackendRep", "DaskLibrary", "JaxLibrary", "gradient", "native", "owned", "plain", "shown", "take",
+    "LIBRARY", "BackendRep", "DaskLibrary", "JaxLibrary", "gradient", "native", "owned", "plain", "shown", "take",
     "workspace",
 )  # fmt: skip
 #: What Python keeps no docstring of.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/ledger.md: how each claim is known. ``PYTHONPATH=tests/conformance python docs/ledger.py``"""
+"""How each claim is known, as docs/ledger.md, which docs/pages.py writes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Row = Sequence[str]
 INTRO = """\
 # How each claim is known
 
-A row for each claim, and a column for each kind of evidence; an empty cell is none of this kind. `docs/ledger.py`
+A row for each claim, and a column for each kind of evidence; an empty cell is none of this kind. `docs/pages.py`
 writes this page from the committed results and the tests that it names.
 
 - **Proved for all inputs**: the PTX of the kernel equals the specification for every input, by `python -m tests.proof`
@@ -95,60 +95,42 @@ def rule_of(proof: dict[str, Any]) -> CastRule:
     return resolve(dtype(proof["src"]), dtype(proof["dst"]), Options(**given))
 
 
+def row(claim: str, proved: str = "", ran: str = "", tested: str = "", others: str = "") -> Row:
+    """A claim with its evidence; no GPU has measured any yet."""
+    return claim, proved, ran, tested, others, ""
+
+
 # ---- casts ----
 
 
 def casts() -> Iterator[Row]:
     matrix = tests("parity/test_matrix.py", "parity/test_parity.py")
-    yield (
-        f"Casts of all {len(all_pairs())} pairs",
-        proved("full", lambda a: not a),
-        ran("whole"),
-        matrix,
-        exact_pairs(),
-        "",
+    yield row(
+        f"Casts of all {len(all_pairs())} pairs", proved("full", lambda a: not a), ran("whole"), matrix, exact_pairs()
     )
     for name, text in (("saturate", "`saturate=False`"), ("round_mode", "`round_mode`"), ("overflow", "`overflow`")):
-        yield text, proved("full", lambda a, name=name: name in a), ran(name), matrix, by_modes(name), ""
-    yield "`opset` 19 to 23 (infinity to FNUZ)", proved("full", lambda a: "opset" in a), ran("opset"), matrix, "", ""
+        yield row(text, proved("full", lambda a, name=name: name in a), ran(name), matrix, by_modes(name))
+    yield row("`opset` 19 to 23 (infinity to FNUZ)", proved("full", lambda a: "opset" in a), ran("opset"), matrix)
     for word in dict.fromkeys(mode.word for mode in ROUNDING_MODES if mode.word != "truncate"):
-        text = f'`rounding="{word}"`'
         given = proved("full", lambda a, word=word: a.get("rounding") == word)
-        yield text, given, ran("rounding", word), matrix, by_modes(word), ""
+        yield row(f'`rounding="{word}"`', given, ran("rounding", word), matrix, by_modes(word))
     for paths, text, test, named in (
         ("edges", "Arrays at any address, of any length", "kernel/test_kernels_layout.py", "whole"),
         ("layouts", "Strided and transposed arrays", "kernel/test_kernels_layout.py", "transposed"),
         ("many", "`cast_many`", "casting/test_cast_many.py", "scales"),
         ("scaled", "Casts times a FLOAT", "casting/test_fused_keywords.py", "float32"),
     ):
-        yield text, proved(paths, lambda a: not a), ran(named), tests(test), "", ""
-    yield (
-        "`amax`, `finite`, times a DOUBLE",
-        "",
-        ran("float64", "amax"),
-        tests("casting/test_fused_keywords.py"),
-        "",
-        "",
-    )
-    yield (
-        "Host casts of NumPy arrays",
-        "",
-        "",
-        tests("parity/test_matrix.py", "host/test_host_layouts.py"),
-        exact_pairs(),
-        "",
-    )
-    yield "Casts, by suites of others", "", "", "", suites("casts"), ""
-    yield "Values of types, by suites of others", "", "", tests("core/test_dtypes.py"), suites("types"), ""
-    yield "Text to numbers and back", "", "", tests("host/test_text.py"), suites("text"), ""
-    yield (
-        "Every FLOAT to FLOAT8UE5M3",
-        proved("full", lambda a: not a, [(dtype("FLOAT"), dtype("FLOAT8UE5M3"))]),
-        ran("FLOAT8UE5M3"),
-        tests("parity/test_unsigned_float.py"),
-        suites("FLOAT8UE5M3"),
-        "",
-    )
+        yield row(text, proved(paths, lambda a: not a), ran(named), tests(test))
+    fused = tests("casting/test_fused_keywords.py")
+    yield row("`amax`, `finite`, times a DOUBLE", ran=ran("float64", "amax"), tested=fused)
+    layouts = tests("parity/test_matrix.py", "host/test_host_layouts.py")
+    yield row("Host casts of NumPy arrays", tested=layouts, others=exact_pairs())
+    yield row("Casts, by suites of others", others=suites("casts"))
+    yield row("Values of types, by suites of others", tested=tests("core/test_dtypes.py"), others=suites("types"))
+    yield row("Text to numbers and back", tested=tests("host/test_text.py"), others=suites("text"))
+    given = proved("full", lambda a: not a, [(dtype("FLOAT"), dtype("FLOAT8UE5M3"))])
+    test = tests("parity/test_unsigned_float.py")
+    yield row("Every FLOAT to FLOAT8UE5M3", given, ran("FLOAT8UE5M3"), test, suites("FLOAT8UE5M3"))
 
 
 def scores() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -214,15 +196,15 @@ def quantization() -> Iterator[Row]:
         sources = sorted(set().union(*(given[name] for name in shapes)))
         known = f"sm_90: codes by given scales, from {', '.join(sources)}" if sources else ""
         others = "; ".join(blocks[name] for name in shapes if name in blocks)
-        yield f"Format `{base}`", known, next(filter(None, map(ran, shapes)), ""), tested, others, ""
-    yield "`scales_of`", "", "", tests("quantization/test_scales_of.py"), "", ""
+        yield row(f"Format `{base}`", known, next(filter(None, map(ran, shapes)), ""), tested, others)
+    yield row("`scales_of`", tested=tests("quantization/test_scales_of.py"))
     cells = "[each cell](requantizing.md), by trying what decides on it, or a counterexample"
-    yield "What requantizing keeps", cells, "", tests("quantization/test_requantizing.py"), "", ""
+    yield row("What requantizing keeps", cells, tested=tests("quantization/test_requantizing.py"))
     orders = ", ".join(row.name for row in SCALE_ORDERS if row.name != "linear")
-    yield f"Orders of scales: {orders}", "", ran("scale_layout"), tests("quantization/test_scales.py"), "", ""
-    yield "Hadamard transforms", "", ran("hadamard"), tests("quantization/test_hadamard.py"), "", ""
-    yield "Grouped rows", "", ran("pad"), tests("quantization/test_grouped.py"), "", ""
-    yield "Quantizers, by suites of others", "", "", "", suites("quantizers"), ""
+    yield row(f"Orders of scales: {orders}", "", ran("scale_layout"), tests("quantization/test_scales.py"))
+    yield row("Hadamard transforms", "", ran("hadamard"), tests("quantization/test_hadamard.py"))
+    yield row("Grouped rows", "", ran("pad"), tests("quantization/test_grouped.py"))
+    yield row("Quantizers, by suites of others", others=suites("quantizers"))
     compared, words = load("recipes.json"), {"package": "its code:", "model": "its formula:"}
     for name, recipe in RECIPES.items():
         found = compared.get(name, {})
@@ -232,7 +214,7 @@ def quantization() -> Iterator[Row]:
             if found.get(what)
         ]
         known = f"{recipe.library} {recipe.version}, {recipe.held}; " + "; ".join(parts)
-        yield f"Recipe `{name}`", "", ran(name), tests("quantization/test_recipes.py"), known, ""
+        yield row(f"Recipe `{name}`", "", ran(name), tests("quantization/test_recipes.py"), known)
 
 
 def block_scores() -> dict[str, str]:
@@ -251,7 +233,7 @@ def block_scores() -> dict[str, str]:
 
 def families() -> Iterator[Row]:
     for name, calls in FAMILIES.items():
-        yield f"Kernels: {name}", "", f"{len(list(calls())):,} calls", tests("parity/test_device_calls.py"), "", ""
+        yield row(f"Kernels: {name}", "", f"{len(list(calls())):,} calls", tests("parity/test_device_calls.py"))
 
 
 def libraries() -> Iterator[Row]:
@@ -265,18 +247,15 @@ def libraries() -> Iterator[Row]:
         same = sum(
             word == "onnx" for row in next(iter(score["modes"].values()))["pairs"].values() for word in row.values()
         )
-        yield text, "", "", tests(test), f"[{score['version']}](conformance.md): the same bits in {same} pairs", ""
-    yield (
-        "ONNX's own node tests of Cast and CastLike",
-        "",
-        "",
-        tests("interop/test_onnx_backend.py"),
-        suites("onnx"),
-        "",
-    )
-    yield "Files", "", "", tests("files/test_files_others.py"), "read and written by safetensors, NumPy, onnx", ""
+        yield row(
+            text, tested=tests(test), others=f"[{score['version']}](conformance.md): the same bits in {same} pairs"
+        )
+    nodes = tests("interop/test_onnx_backend.py")
+    yield row("ONNX's own node tests of Cast and CastLike", tested=nodes, others=suites("onnx"))
+    others = "read and written by safetensors, NumPy, onnx"
+    yield row("Files", tested=tests("files/test_files_others.py"), others=others)
     styles = ", ".join(scale_styles.STYLES)
-    yield f"Checkpoints in the styles {styles}", "", "", tests("convert/test_scales_read.py"), "", ""
+    yield row(f"Checkpoints in the styles {styles}", tested=tests("convert/test_scales_read.py"))
 
 
 def page() -> str:
@@ -288,7 +267,3 @@ def page() -> str:
     )
     texts = (f"## {name}\n\n{markdown(HEAD, rows)}\n" for name, rows in sections)
     return INTRO + "\n" + "\n".join(texts)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

@@ -6,7 +6,7 @@ A part of a page stands between two marks, and names the function that gives it,
     <!-- written by docs/pages.py: values FLOAT4E2M1 -->
     <!-- end -->
 
-The scoreboard and three pictures are written whole.
+The scoreboard, the ledger and three pictures are written whole.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-sys.path[:0] = [str(path) for path in (HERE, ROOT, ROOT / "tests" / "conformance")]
+sys.path[:0] = [str(path) for path in (HERE, ROOT, ROOT / "tests" / "conformance", ROOT / "tests")]
 
 import beside  # noqa: E402
 import command_line  # noqa: E402
 import docstrings  # noqa: E402
+import ledger  # noqa: E402
 import quantization_tables  # noqa: E402
 import results  # noqa: E402
 import tables  # noqa: E402
@@ -71,6 +72,7 @@ def rendered() -> dict[Path, str]:
     }
     return found | {
         conformance.PAGE: conformance.page(),
+        ledger.PAGE: ledger.page(),
         conformance.PICTURE: conformance.picture(conformance.systems()),
         results.HOST_PICTURE: results.host_picture(),
         beside.PICTURE: beside.picture(),

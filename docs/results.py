@@ -57,8 +57,6 @@ def proofs() -> str:
                 seconds[method] = seconds.get(method, 0.0) + spent
         both = sum(proof["seconds"].keys() >= found["solvers"].keys() for proof in found["proofs"])
         agreed = f"; {both:,} of them by each of {' and '.join(found['solvers'])}" if len(found["solvers"]) > 1 else ""
-        mutants = ", ".join(f"{count} {name}" for name, count in found["mutants"].items())
-        mutants = f". Changed instructions in kernels of a seeded sample of rules: {mutants}" if mutants else ""
         lost = found["rules"] - found["proved"]
         # Of rules that there are no longer nothing is said.
         proved = sum(one["verdict"] == "proved" and _name(**one) in known for one in found["proofs"])
@@ -67,7 +65,7 @@ def proofs() -> str:
         lines.append(
             f"- {found['arch']}, paths {found['paths']}: {proved:,} rules proved{failed}"
             f" ({times}{agreed}; NVRTC {found['nvrtc']},"
-            f" {found['date']}; [certificate](../bench/results/{path.name})){mutants}"
+            f" {found['date']}; [certificate](../bench/results/{path.name}))"
         )
     return "\n".join(lines)
 

@@ -78,33 +78,33 @@ packages.publish(globals())
 
 
 def _torch() -> libraries.Library:
-    from gpucast.libraries.torch import ADAPTER
+    from gpucast.libraries.torch import LIBRARY
 
-    return ADAPTER
+    return LIBRARY
 
 
 def _jax() -> libraries.Library:
-    from gpucast.libraries.jax import ADAPTER
+    from gpucast.libraries.jax import LIBRARY
 
-    return ADAPTER
+    return LIBRARY
 
 
 def _dask() -> libraries.Library:
-    from gpucast.libraries.dask import ADAPTER
+    from gpucast.libraries.dask import LIBRARY
 
-    return ADAPTER
+    return LIBRARY
 
 
 def _dlpack() -> libraries.Library:
-    from gpucast.libraries.dlpack import ADAPTER
+    from gpucast.libraries.dlpack import LIBRARY
 
-    return ADAPTER
+    return LIBRARY
 
 
 def _cuda_array() -> libraries.Library:
-    from gpucast.libraries.cuda_array import ADAPTER
+    from gpucast.libraries.cuda_array import LIBRARY
 
-    return ADAPTER
+    return LIBRARY
 
 
 #: torch.compile does not trace a function without operations on tensors, but it does trace the functions that it calls.

@@ -3,6 +3,12 @@
 // format.
 namespace gpucast {
 
+// Whether the reciprocal of a divisor can be kept for the elements of its block (`Divisor::prepared`).
+template <typename F, typename V>
+GPUCAST_CONSTANT bool is_prepared() {
+    return !V::wide && !F::scale::is_e8m0 && !F::by_steps && !F::stochastic && F::element::is_float && ReciprocalCodes<typename F::element, F>::known;
+}
+
 // The codes of a block's elements by its scale. Where all elements are finite FLOATs and the scale is neither tiny nor
 // huge there is a fast path in FLOAT; else the compute type is DOUBLE.
 template <typename F, typename Src, typename Float, typename Double>
@@ -20,6 +26,8 @@ struct Divisor {
         // Whether quotients or products of steps are bracketed. With scales that are powers of two products are often
         // ties, which a bracket leaves open.
         by_bracket = by_power && F::by_steps && !F::rounds && (F::divides || (by_float16 && !F::scale::is_e8m0)),
+        // Whether the divisor can tell that one product is enough: it has many bits, and the source few (quotients.cuh).
+        by_one = by_float && by_float16 && Src::bits == 16 && (F::global_scale || u32(F::scale::bits) == 32),
         // Whether elements are multiplied by a power of two.
         exact = by_power && !F::divides && !F::rounds && F::over_power && u32(F::factor_mantissa) == 0
     };
@@ -74,6 +82,29 @@ struct Divisor {
     template <u32 Elements, bool fits, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE void quick_tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
         if constexpr (by_power || by_float) fast_tile<Elements, fits>(in, out);
+    }
+
+    // What `by_prepared` multiplies elements with; 0 where that does not serve.
+    GPUCAST_INLINE float prepared() const {
+        const bool serves = by_one ? is_clear() : !by.is_short();
+        return fast && serves ? ptx::as_float(ptx::bits(by.reciprocal(by_one ? 0 : -2)) - u32(ReciprocalCodes<DType, F>::lowered)) : 0;
+    }
+
+    // Codes by what the divisor of these elements has `prepared`: by one product, or where two of them have the same codes.
+    // False, with any codes, where that does not decide. `element(i)` gives the code of an element.
+    template <typename Element, u32 DstBytes>
+    GPUCAST_INLINE static bool by_prepared(const Element& element, float r, Tile<DstBytes>& out) {
+        typedef ReciprocalCodes<DType, F> Codes;
+        u32 overflow = 0, differ = 0;
+#pragma unroll
+        for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
+            Numbers<Codes::elements> x;
+#pragma unroll
+            for (u32 j = 0; j < u32(Codes::elements); ++j) x.of[j] = ptx::as_float(u32(V::of_finite(element(i * Codes::elements + j))));
+            if constexpr (by_one) out.word[i] = Codes::template codes<false>(x, r, 0, 0, 0, overflow);
+            else out.word[i] = Codes::template both<false>(x, r, ptx::as_float(ptx::bits(r) + 4), 0, 0, 0, overflow, differ);
+        }
+        return r != 0 && differ == 0 && (overflow & repeated<8>(0x70)) == 0;
     }
 
     // One code.
@@ -156,7 +187,7 @@ private:
                 u32 x[4], odd[4];
 #pragma unroll
                 for (u32 j = 0; j < 4; ++j) {
-                    x[j] = u32(V::of(get<Src::bits, Word>(in, i + j)));
+                    x[j] = u32(V::of_finite(get<Src::bits, Word>(in, i + j)));
                     odd[j] = quotient(x[j], last);
                 }
                 put_lanes<DType::bits, 4>(out, i, lanes<fits>(x, odd));
@@ -169,8 +200,21 @@ private:
     static GPUCAST_INLINE Numbers<N> numbers(const Tile<SrcBytes>& in, u32 i) {
         Numbers<N> x;
 #pragma unroll
-        for (u32 j = 0; j < N; ++j) x.of[j] = ptx::as_float(u32(V::of(get<Src::bits, Word>(in, i * N + j))));
+        for (u32 j = 0; j < N; ++j) x.of[j] = ptx::as_float(u32(V::of_finite(get<Src::bits, Word>(in, i * N + j))));
         return x;
+    }
+
+    // Whether no quotient of the source's numbers is near a midpoint of two codes (quotients.cuh).
+    GPUCAST_INLINE bool is_clear() const {
+        // The first of the bits that are zero in the source.
+        const u32 shift = 9 + Src::mantissa_bits;
+        bool clear = true;
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            const float m = ptx::as_float(0x3f800000 + (i << 21)), t = i == 0 ? by.high : ptx::mul_rn(by.high, m);
+            clear &= (ptx::bits(t) << shift) + (5u << shift) > 10u << shift;
+        }
+        return clear;
     }
 
     // Whether elements are divided by a number of few bits.
@@ -188,6 +232,10 @@ private:
     GPUCAST_INLINE bool by_reciprocals(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
         typedef ReciprocalCodes<DType, F> B;
         const bool limited = !fits || F::clamps;
+        if constexpr (by_one) {
+            if (by_prepared([&](u32 i) { return get<Src::bits, Word>(in, i); }, prepared(), out)) return true;
+            ptx::mark_rare();
+        }
         float low = 0, high = 0;
         if constexpr (limited && DType::is_int) {
             low = ptx::mul_rn(by.high, ptx::cvt_rn_f32(int(F::lowest) - scale.zero_point));
@@ -196,13 +244,11 @@ private:
         const u32 lowered = B::lowered, zero_points = u32(scale.zero_point) * u32(B::ones_of_byte);
         const float below = ptx::as_float(ptx::bits(near(-2)) - lowered);
         const float above = ptx::as_float(ptx::bits(near(2)) - lowered);
-        u32 differ = 0, overflow = 0, other[Tile<DstBytes>::words];
+        u32 differ = 0, overflow = 0;
 #pragma unroll
         for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
-            const Numbers<B::elements> x = numbers<B::elements>(in, i);
-            out.word[i] = B::template codes<limited>(x, below, low, high, zero_points, overflow);
-            other[i] = B::template codes<limited>(x, above, low, high, zero_points, overflow);
-            differ |= out.word[i] ^ other[i];
+            out.word[i] = B::template both<limited>(
+                numbers<B::elements>(in, i), below, above, low, high, zero_points, overflow, differ);
         }
         const bool within = (overflow & repeated<8>(0x70)) == 0;
         if (differ == 0 && within) return true;
@@ -215,10 +261,11 @@ private:
         if (!within || !is_short() || (bits & 0x1fff) != 0) return false;
 #pragma unroll
         for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
+            const u32 other = B::template codes<limited>(numbers<B::elements>(in, i), above, low, high, zero_points, overflow);
             // All bits of the elements whose code, or integer before the zero point is added, is odd: these take the
             // other code, which is even.
             const u32 odd = ((out.word[i] ^ (u32(scale.zero_point) & 1) * u32(B::ones)) & u32(B::ones)) * u32(DType::mask);
-            out.word[i] = (other[i] & odd) | (out.word[i] & ~odd);
+            out.word[i] = (other & odd) | (out.word[i] & ~odd);
         }
         return true;
     }

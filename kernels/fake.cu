@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Casts there and back: each element becomes a code of a narrow type, as by fused.cu, and that a number of the source's
-// type again, divided by the scale. gpucast/kernel/fake_kernel.py puts this file after fused.cu.
+// type again, divided by the scale. gpucast/kernel/fused_kernel.py puts this file after fused.cu.
 namespace gpucast {
 
 // What the way back is given: the inverse of the scale, of the type of the scale. Division is rounded to nearest, and keeps
@@ -49,7 +49,7 @@ struct ThereAndBack {
 
 }  // namespace gpucast
 
-// Macros, because the name of a kernel is a pair's. gpucast/kernel/fake_kernel.py defines NAME_rule and NAME_back.
+// Macros, because the name of a kernel is a pair's. gpucast/kernel/fused_kernel.py defines NAME_rule and NAME_back.
 #define GPUCAST_FAKE(NAME, SRC, NARROW, SCALING, AMAX, FINITE)                                                         \
     gpucast::ThereAndBack<gpucast::SRC, gpucast::NARROW,                                                               \
                           GPUCAST_FUSED(NAME, SRC, NARROW, gpucast::SRC::bits, SCALING, AMAX, FINITE),                 \

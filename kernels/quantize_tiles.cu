@@ -15,7 +15,7 @@ namespace gpucast {
 // Arithmetic in place of conversion instructions takes more of them.
 template <typename Src, typename G>
 GPUCAST_CONSTANT u32 tile_blocks(u32 threads) {
-    const bool by_arithmetic = GPUCAST_ARCH < 890 || (Src::bits == 16 && !is_upper_half<Src>());
+    const bool by_arithmetic = GPUCAST_ARCH < 890;
     if (threads > 128 && !by_arithmetic && GPUCAST_ARCH >= 1000 && Src::bits == 16 && TileShape<G>::square) return 3;
     return threads > 128 && by_arithmetic ? 1 : (by_arithmetic ? 384 : 512) / threads;
 }
@@ -56,10 +56,18 @@ GPUCAST_INLINE void quantize_tile(
         }
     }
     if constexpr (Shape::down) {
+        // Where nobody asks which columns are finite, words of neighbouring columns are compared as they are.
+        const bool by_words = F::nan_in_scale && G::columns * Src::bits == 128;
+        ColumnStats<typename Kernel::V, Src, F::two_sided> columns;
+        if constexpr (by_words) {
+#pragma unroll
+            for (u32 i = 0; i < G::rows; ++i) columns.add(patch.row[i]);
+        }
 #pragma unroll
         for (u32 j = 0; j < G::columns; ++j) {
             Stats stats = {0, 0};
-            finite_columns |= u32(stats.template add_tile<Src, G::rows>(patch.column(j))) << j;
+            if constexpr (by_words) stats = {columns.low(j), columns.high(j)};
+            else finite_columns |= u32(stats.template add_tile<Src, G::rows>(patch.column(j))) << j;
             if constexpr (!G::whole_columns) {
                 shared.held.stats.in_columns.put(work.row / G::rows * G::tile_columns + work.column + j, stats);
             }
@@ -112,29 +120,33 @@ GPUCAST_INLINE void quantize_tiles(
     // Where another pass over the array came before, the last tiles come first.
     const bool is_second = F::global_scale || Shape::everywhere || G::whole_columns;
     const auto at = [&](u32 number) { return Place(is_second ? tiles - 1 - number : number, given); };
+    const Global<F> global(global_value<F>(given.global_scale));
     Place place = at(blockIdx.x);
     Patch<Src, G::rows, G::columns> patch;
     const auto load = [&](const Kernel& work) { patch.load(work.patch(), stride, work.rows_left(), work.columns_left(), aligned); };
     if constexpr (!Shape::stays) {
-        const Kernel work(src, n, place, given, shared);
+        const Kernel work(src, n, place, given, shared, global);
         load(work);
         quantize_tile(work, patch, [] {});
     } else {
         // Complete patches come by way of shared memory, asked for when those of the tile before are in registers.
-        const auto ask = [&](const Place& next) {
-            const Kernel work(src, n, next, given, shared);
-            if (aligned && work.is_whole()) patch.ask(work.patch(), stride, shared.next);
+        const auto ask = [&](const Place& next, bool is_first) {
+            const Kernel work(src, n, next, given, shared, global);
+            if (!aligned || !work.is_whole()) return;
+            // Of many tiles.
+            if (is_first) ptx::mark_rare();
+            patch.ask(work.patch(), stride, shared.next);
         };
-        ask(place);
+        ask(place, true);
 #pragma unroll 1
         for (u32 number = blockIdx.x; number < tiles;) {
-            const Kernel work(src, n, place, given, shared);
+            const Kernel work(src, n, place, given, shared, global);
             if (aligned && work.is_whole()) patch.take(shared.next);
             else load(work);
             number += gridDim.x;
             if (number < tiles) place = at(number);
             quantize_tile(work, patch, [&] {
-                if (number < tiles) ask(place);
+                if (number < tiles) ask(place, false);
             });
             if constexpr (!Kernel::Memory::apart) GPUCAST_BARRIER();
         }

@@ -67,6 +67,12 @@ GPUCAST_INLINE void round_both(float& p, float& q) {
 // divisor of B bits and midpoints of M bits it must be m if p and B + M are at most 20, because x - m * d is a multiple
 // of the last bit of x or of m * d. The code is then the even one of the two.
 //
+// For sources of P bits, at most 11, the divisor alone can tell that no x / d is so near a midpoint m of FLOAT4E2M1: then
+// the product with r0 itself, whose error is below 1.01 * 2^-23 of it, has the code of x / d. Let t be m * d as a FLOAT,
+// with an error below 1.01 * 2^-23 of m * d. An x within that of m * d is within 2.02 * 2^-23 of t, less than 5 ULPs, and
+// all but the first P bits of x are zero: so those of t, or of t plus or minus 5 ULPs, carry at most. The significands of
+// all seven m are 1, 1.25, 1.5 and 1.75.
+//
 // Steps round x / d to a FLOAT. That keeps the order of numbers, so that products with the same code bracket it, too.
 //
 // Some steps round that to the type of x, of at most 11 bits. If d has no more, x / d is no midpoint m of that type,
@@ -134,13 +140,34 @@ struct ReciprocalCodes {
             } else if constexpr (by_cvt) {
                 return ptx::cvt_e2m1x8(x);
             } else {
-                // The high byte of each half has the sign, three bits that are zero unless the number overflows, three
-                // bits of the code, and one bit to round by, which 1 is added to.
-                const u32 even = ptx::prmt(ptx::cvt_rz_f16x2(x[0], x[2]), ptx::cvt_rz_f16x2(x[4], x[6]), 0x7531) + repeated<8>(1);
-                const u32 odd = ptx::prmt(ptx::cvt_rz_f16x2(x[1], x[3]), ptx::cvt_rz_f16x2(x[5], x[7]), 0x7531) + repeated<8>(1);
+                u32 even, odd;
+                halves(x, even, odd);
                 overflow |= even | odd;
                 return nibbles(even, odd);
             }
+        }
+    }
+
+    // The codes by r, and whether those by another number, which is above r, differ: then `differ` is not zero. `overflow` as
+    // above.
+    template <bool limited>
+    static GPUCAST_INLINE u32 both(
+        const Numbers<elements>& given, float r, float above, float low, float high, u32 zero_points, u32& overflow, u32& differ) {
+        if constexpr (by_float16 && !in_turn) {
+            Numbers<elements> one = given, other = given;
+            u32 even[2], odd[2];
+            fma(one.of, r, 0);
+            fma(other.of, above, 0);
+            halves(one.of, even[0], odd[0]);
+            halves(other.of, even[1], odd[1]);
+            // The larger ones overflow first.
+            overflow |= even[1] | odd[1];
+            differ |= ((even[0] ^ even[1]) | (odd[0] ^ odd[1])) & repeated<8>(0x8e);
+            return nibbles(even[0], odd[0]);
+        } else {
+            const u32 found = codes<limited>(given, r, low, high, zero_points, overflow);
+            differ |= found ^ codes<limited>(given, above, low, high, zero_points, overflow);
+            return found;
         }
     }
 
@@ -152,6 +179,12 @@ struct ReciprocalCodes {
     }
 
 private:
+    // Products as FLOAT16s. The high byte of each has the sign, three bits that are zero unless the number overflows, three
+    // bits of the code, and one bit to round by, which 1 is added to.
+    static GPUCAST_INLINE void halves(const float (&x)[elements], u32& even, u32& odd) {
+        even = ptx::prmt(ptx::cvt_rz_f16x2(x[0], x[2]), ptx::cvt_rz_f16x2(x[4], x[6]), 0x7531) + repeated<8>(1);
+        odd = ptx::prmt(ptx::cvt_rz_f16x2(x[1], x[3]), ptx::cvt_rz_f16x2(x[5], x[7]), 0x7531) + repeated<8>(1);
+    }
     static GPUCAST_INLINE float clamped(float x, float low, float high) {
         return DType::is_int ? ptx::min(ptx::max(x, low), high) : x;
     }

@@ -26,6 +26,11 @@ struct Value {
         else if constexpr (is_upper_half<Src>()) return code << 16;
         else return float_code<Src, Float>(code);
     }
+    // The same of a finite element. The instruction for FLOAT16 would change NaN.
+    static GPUCAST_INLINE Word of_finite(Word code) {
+        if constexpr (is_float16<Src>()) return ptx::bits(ptx::cvt_f32_f16(u32(code)));
+        else return of(code);
+    }
     static GPUCAST_INLINE double number(Word bits) {
         if constexpr (wide) return ptx::as_double(bits);
         else return ptx::cvt_f64(ptx::as_float(bits));

@@ -40,7 +40,8 @@ struct TileKernel : TilePlace<G> {
     typedef Divisor<F, Src, Float, Double> Quotients;
     typedef typename CodeOf<Src::bits>::type SrcCode;
     typedef typename CodeOf<F::scale::bits>::type ScaleCode;
-    enum : u32 { bytes = Src::bits / 8, unit = 16 };
+    // Elements of a vector of codes, bits of a code in shared memory, codes of a word and of a byte, and bytes of a vector there.
+    enum : u32 { bytes = Src::bits / 8, unit = 16, code_bits = Memory::code_bits, of_word = 32 / code_bits, of_byte = 8 / code_bits, vector = unit / of_byte };
     // Where each scale is computed from the elements that it is for.
     enum : bool { fits = !F::zero_points && !G::given && !Shape::everywhere };
 
@@ -55,20 +56,20 @@ struct TileKernel : TilePlace<G> {
     const u8* src;
     // The position of the thread's patch in the tile.
     u32 row, column;
-    float global;
+    const Global<F>& global;
     // The scale where all elements share one.
     Scale common_scale;
     // How many matrices there are; more than that in a tile that is not of the last one.
     i64 matrices;
 
-    GPUCAST_INLINE TileKernel(const u8* array, i64 n, const Place& place, const TileArguments& arguments, Memory& memory) :
-        Place(place), given(arguments), shared(memory) {
+    GPUCAST_INLINE TileKernel(
+        const u8* array, i64 n, const Place& place, const TileArguments& arguments, Memory& memory, const Global<F>& of_all) :
+        Place(place), given(arguments), shared(memory), global(of_all) {
         const i64 tiles = i64(given.tiles_down) * given.tiles_across;
         matrices = (matrix + 1) * tiles * u32(Shape::tile) == n ? matrix + 1 : matrix + 2;
         src = array + place.first(given) * bytes;
         row = threadIdx.x / Shape::lanes * G::rows;
         column = threadIdx.x % Shape::lanes * G::columns;
-        global = global_value<F>(given.global_scale);
         common_scale = {};
         if constexpr (Shape::everywhere) {
             const TileResult& result = Shape::same ? given.same : given.swapped;
@@ -113,7 +114,9 @@ struct TileKernel : TilePlace<G> {
         const TileResult& result = to_same ? given.same : given.swapped;
         const i64 grid = (given.columns + G::block - 1) / G::block;
 #pragma unroll
-        for (u32 k = threadIdx.x; k < u32(Shape::row_scales); k += u32(Shape::threads)) {
+        for (u32 first = 0; first < u32(Shape::row_scales); first += u32(Shape::threads)) {
+            const u32 k = first + threadIdx.x;
+            if (u32(Shape::row_scales) % u32(Shape::threads) != 0 && k >= u32(Shape::row_scales)) break;
             const u32 r = to_same ? k / Shape::runs_along : k % G::tile_rows;
             const u32 b = to_same ? k % Shape::runs_along : k / G::tile_rows;
             Stats stats = {0, 0};
@@ -125,7 +128,7 @@ struct TileKernel : TilePlace<G> {
             const i64 place = to_same ? at_row * grid + at : (matrix * grid + at) * given.rows + first_row + r;
             const bool here = r < rows && b * G::block < columns;
             const Scale own = scale(stats, result, place, here);
-            shared.of_rows.put(r * Shape::runs_along + b, own);
+            shared.of_rows.template put<Quotients>(r * Shape::runs_along + b, own, global.scale);
             // Only blocks along the last axis of a result have an order.
             if (here) store(result, place, {at_row, at, given.rows, grid}, own);
         }
@@ -136,7 +139,9 @@ struct TileKernel : TilePlace<G> {
         const TileResult& result = to_same ? given.same : given.swapped;
         const i64 grid = G::whole_columns ? 1 : (given.rows + G::block - 1) / G::block;
 #pragma unroll
-        for (u32 k = threadIdx.x; k < u32(Shape::column_scales); k += u32(Shape::threads)) {
+        for (u32 first = 0; first < u32(Shape::column_scales); first += u32(Shape::threads)) {
+            const u32 k = first + threadIdx.x;
+            if (u32(Shape::column_scales) % u32(Shape::threads) != 0 && k >= u32(Shape::column_scales)) break;
             const u32 c = to_same ? k % G::tile_columns : k / Shape::runs_down;
             const u32 b = to_same ? k / G::tile_columns : k % Shape::runs_down;
             Stats stats = {0, 0};
@@ -150,7 +155,7 @@ struct TileKernel : TilePlace<G> {
             const i64 place = to_same ? (matrix * grid + at) * given.columns + at_column : (matrix * given.columns + at_column) * grid + at;
             const bool here = c < columns && b * G::block < rows;
             const Scale own = scale(stats, result, place, here);
-            shared.of_columns.put(b * G::tile_columns + c, own);
+            shared.of_columns.template put<Quotients>(b * G::tile_columns + c, own, global.scale);
             if (here) store(result, place, {matrix * given.columns + at_column, at, given.columns, grid}, own);
         }
     }
@@ -171,31 +176,42 @@ struct TileKernel : TilePlace<G> {
         const i64 place = (matrix * down + at_row) * across + at_column, turned = (matrix * across + at_column) * down + at_row;
         const bool here = b * G::block < rows && c * G::block < columns;
         const Scale own = scale(stats, Shape::same ? given.same : given.swapped, Shape::same ? place : turned, here);
-        shared.of_columns.put(k, own);
+        shared.of_columns.template put<Quotients>(k, own, global.scale);
         if (!here) return;
         if (Shape::same) store(given.same, place, {matrix * down + at_row, at_column, down, across}, own);
         if (Shape::swapped) store(given.swapped, turned, {matrix * across + at_column, at_row, across, down}, own);
     }
 
-    // The scale of an element of the tile.
+    // The scale of an element of the tile, and what is prepared of it.
     template <Run run>
     GPUCAST_INLINE Scale scale_at(u32 r, u32 c) const {
-        if constexpr (run == Run::along) return shared.of_rows.get(r * Shape::runs_along + c / G::block);
-        else if constexpr (run == Run::down) return shared.of_columns.get(r / G::block * G::tile_columns + c);
-        else if constexpr (run == Run::square) return shared.of_columns.get(r / G::block * Shape::runs_along + c / G::block);
-        else return common_scale;
+        if constexpr (run == Run::everywhere) return common_scale;
+        else if constexpr (run == Run::along) return shared.of_rows.get(scale_number<run>(r, c));
+        else return shared.of_columns.get(scale_number<run>(r, c));
+    }
+    template <Run run>
+    GPUCAST_INLINE float prepared_at(u32 r, u32 c) const {
+        if constexpr (run == Run::along) return shared.of_rows.prepared[scale_number<run>(r, c)];
+        else return shared.of_columns.prepared[scale_number<run>(r, c)];
+    }
+    template <Run run>
+    GPUCAST_INLINE static u32 scale_number(u32 r, u32 c) {
+        if constexpr (run == Run::along) return r * Shape::runs_along + c / G::block;
+        else if constexpr (run == Run::down) return r / G::block * G::tile_columns + c;
+        else return r / G::block * Shape::runs_along + c / G::block;
     }
 
     // ---- codes ----
 
-    GPUCAST_INLINE u8* at_same(u32 r, u32 c) const { return shared.held.codes.same + r * G::tile_columns + c; }
+    GPUCAST_INLINE u8* at_same(u32 r, u32 c) const { return shared.held.codes.same + (r * G::tile_columns + c) / of_byte; }
     // In vectors of 16 rows of a column, permuted so that neighbouring threads write to different banks.
     GPUCAST_INLINE u8* at_swapped(u32 r, u32 c) const {
-        return shared.held.codes.swapped + ((c * (G::tile_rows / unit) + r / unit) ^ (c / G::columns & 7)) * unit + r % unit;
+        const u32 number = (c * (G::tile_rows / unit) + r / unit) ^ (c / G::columns & (128 / vector - 1));
+        return shared.held.codes.swapped + number * vector + r % unit / of_byte;
     }
 
-    // The codes of a patch, as words of four rows each of a column.
-    typedef u32 Codes[G::columns][G::rows / 4];
+    // The codes of a patch, as words of some rows each of a column.
+    typedef u32 Codes[G::columns][G::rows / of_word];
 
     GPUCAST_INLINE void put_same(const Codes& codes) const {
 #pragma unroll
@@ -240,17 +256,17 @@ struct TileKernel : TilePlace<G> {
         bool quick = true;
         if constexpr (together) {
 #pragma unroll
-            for (u32 i = 0; i < N; ++i) quick &= Quotients(scale(i), global).fast && is_finite(in(i), finite, i);
+            for (u32 i = 0; i < N; ++i) quick &= Quotients(scale(i), global.scale).fast && is_finite(in(i), finite, i);
         }
         return quick;
     }
 
-    // The codes of N neighbouring elements, as words of four. False where they are left to `put_one_by_one`.
+    // The codes of N neighbouring elements as in shared memory. False where they are left to `put_one_by_one`.
     template <u32 N, u32 Bytes>
-    GPUCAST_INLINE bool quantize(const Scale& scale, const Tile<Bytes>& in, u32 finite, u32 line, u32 (&words)[N / 4]) const {
+    GPUCAST_INLINE bool quantize(const Scale& scale, const Tile<Bytes>& in, u32 finite, u32 line, u32 (&words)[N / of_word]) const {
         // A tile of 6-bit elements holds four or sixteen of them.
         const u32 part = DType::bits == 6 && N == 8 ? 4 : N;
-        const Quotients divisor(scale, global);
+        const Quotients divisor(scale, global.scale);
         const bool quick = together || (divisor.fast && is_finite(in, finite, line));
 #pragma unroll
         for (u32 i = 0; i < N; i += part) {
@@ -259,21 +275,67 @@ struct TileKernel : TilePlace<G> {
 #pragma unroll
             for (u32 j = 0; j < part * bytes / 4; ++j) some.word[j] = in.word[i * bytes / 4 + j];
             if (quick) divisor.template quick_tile<part, fits>(some, out);
-#pragma unroll
-            for (u32 j = 0; j < part; j += 4) words[(i + j) / 4] = four_codes<DType::bits>(out, j);
+            spread<part>(out, words + i / of_word);
         }
         return quick;
+    }
+
+    // N codes of a tile as in shared memory.
+    template <u32 N, u32 Bytes>
+    GPUCAST_INLINE static void spread(const Tile<Bytes>& tile, u32* words) {
+#pragma unroll
+        for (u32 i = 0; i < N; i += u32(of_word)) {
+            if constexpr (u32(code_bits) == u32(DType::bits)) words[i / of_word] = tile.word[i / of_word];
+            else words[i / of_word] = four_codes<DType::bits>(tile, i);
+        }
+    }
+
+    // The codes of a patch by what is prepared of its scales, line by line. A line for which that does not serve is read
+    // again, because a loop that is not unrolled cannot index registers. False where a line is left to `put_one_by_one`.
+    template <Run run, bool by_columns>
+    GPUCAST_INLINE bool by_prepared(const Patch<Src, G::rows, G::columns>& patch, u32 finite) const {
+        const u32 lines = by_columns ? G::columns : G::rows, length = by_columns ? G::rows : G::columns;
+        const auto row_of = [&](u32 i) { return by_columns ? row : row + i; };
+        const auto column_of = [&](u32 i) { return by_columns ? column + i : column; };
+        const auto at = [&](u32 i) { return by_columns ? at_swapped(row, column + i) : at_same(row + i, column); };
+        u32 left = 0, words[length / of_word];
+#pragma unroll
+        for (u32 i = 0; i < lines; ++i) {
+            const auto element = [&](u32 j) { return get<Src::bits, Word>(patch.row[by_columns ? j : i], by_columns ? i : j); };
+            Tile<length * DType::bits / 8> out = {};
+            const bool done = Quotients::by_prepared(element, prepared_at<run>(row_of(i), column_of(i)), out);
+            left |= u32(!done || !is_finite(patch.row[0], finite, i)) << i;
+            spread<length>(out, words);
+            store_words(at(i), words);
+        }
+        if (left == 0) return true;
+        ptx::mark_rare();
+        bool done = true;
+#pragma unroll 1
+        for (u32 i = 0; i < lines; ++i) {
+            if ((left >> i & 1) == 0) continue;
+            Tile<length * bytes> in = {};
+#pragma unroll
+            for (u32 j = 0; j < length; ++j) {
+                const u32 r = row_of(i) + (by_columns ? j : 0), c = column_of(i) + (by_columns ? 0 : j);
+                if (r < rows && c < columns) put<Src::bits>(in, j, Word(reinterpret_cast<const SrcCode*>(src)[r * given.columns + c]));
+            }
+            done &= quantize<length>(scale_at<run>(row_of(i), column_of(i)), in, finite, i, words);
+            store_words(at(i), words);
+        }
+        return done;
     }
 
     // The codes of a patch, by rows or by columns. False where all of them are left to `put_one_by_one`.
     template <Run run>
     GPUCAST_INLINE bool quantize_rows_of(const Patch<Src, G::rows, G::columns>& patch, u32 finite) const {
+        if constexpr (Memory::prepares) return by_prepared<run, false>(patch, finite);
         const auto scale = [&](u32 i) { return scale_at<run>(row + i, column); };
         if (!are_quick<G::rows>(finite, scale, [&](u32 i) { return patch.row[i]; })) return false;
         bool done = true;
 #pragma unroll
         for (u32 i = 0; i < G::rows; ++i) {
-            u32 words[G::columns / 4];
+            u32 words[G::columns / of_word];
             done &= quantize<G::columns>(scale(i), patch.row[i], finite, i, words);
             store_words(at_same(row + i, column), words);
         }
@@ -304,14 +366,15 @@ struct TileKernel : TilePlace<G> {
 
     template <Run run, bool to_same, bool to_swapped>
     GPUCAST_INLINE bool quantize_columns(const Patch<Src, G::rows, G::columns>& patch, u32 finite) const {
+        if constexpr (Memory::prepares) return by_prepared<run, true>(patch, finite);
         const auto scale = [&](u32 j) { return scale_at<run>(row, column + j); };
         if (!are_quick<G::columns>(finite, scale, [&](u32 j) { return patch.column(j); })) return false;
         Codes codes;
         bool done = true;
 #pragma unroll
         for (u32 j = 0; j < G::columns; ++j) done &= quantize<G::rows>(scale(j), patch.column(j), finite, j, codes[j]);
-        if (to_same) put_same(codes);
-        if (to_swapped) put_swapped(codes);
+        if constexpr (to_same) put_same(codes);
+        if constexpr (to_swapped) put_swapped(codes);
         return done;
     }
 
@@ -322,7 +385,7 @@ struct TileKernel : TilePlace<G> {
         const u32 across = swapped ? G::rows / 4 : G::columns / 4;
 #pragma unroll 1
         for (u32 q = 0; q < G::rows * G::columns / 4; ++q) {
-            // Four neighbours in the result.
+            // Four neighbours in the result, which are neighbours in a vector, too.
             const u32 one = q / across, four = q % across * 4;
             const u32 r = row + (swapped ? four : one), c = column + (swapped ? one : four);
             u32 random[4] = {};
@@ -332,13 +395,14 @@ struct TileKernel : TilePlace<G> {
                                           : (matrix * given.rows + at_row) * given.columns + at_column;
                 given.random.template words<4>(place, random);
             }
+            u32 codes = 0;
 #pragma unroll 1
             for (u32 k = 0; k < 4; ++k) {
                 const u32 own_row = swapped ? r + k : r, own_column = swapped ? c : c + k;
                 if (own_row >= rows || own_column >= columns) continue;
                 const i64 at = own_row * given.columns + own_column;
                 const Word bits = V::of(reinterpret_cast<const SrcCode*>(src)[at]);
-                const Quotients divisor(scale_at<run>(own_row, own_column), global);
+                const Quotients divisor(scale_at<run>(own_row, own_column), global.scale);
                 u32 code;
                 if constexpr (F::stochastic) {
                     const u32 even = k & 2 ? random[2] : random[0], odd = k & 2 ? random[3] : random[1];
@@ -346,8 +410,11 @@ struct TileKernel : TilePlace<G> {
                 } else {
                     code = divisor.one(bits);
                 }
-                *(swapped ? at_swapped(own_row, own_column) : at_same(own_row, own_column)) = u8(code);
+                codes |= code << (u32(code_bits) * k);
             }
+            u8* const to = swapped ? at_swapped(r, c) : at_same(r, c);
+            if constexpr (code_bits == 4) *reinterpret_cast<u16*>(to) = u16(codes);
+            else *reinterpret_cast<u32*>(to) = codes;
         }
     }
 
@@ -357,9 +424,13 @@ struct TileKernel : TilePlace<G> {
     template <bool swapped, u32 Length>
     GPUCAST_INLINE Tile<unit * DType::bits / 8> packed(u32 u) const {
         const u32 line = u / (Length / unit), first = u % (Length / unit) * unit;
+        Tile<unit * DType::bits / 8> out = {};
+        if constexpr (u32(code_bits) == u32(DType::bits)) {
+            load_words(swapped ? at_swapped(first, line) : at_same(line, first), out.word);
+            return out;
+        }
         u32 codes[unit / 4];
         load_words(swapped ? at_swapped(first, line) : at_same(line, first), codes);
-        Tile<unit * DType::bits / 8> out = {};
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) put_lanes<DType::bits, 4>(out, 4 * i, codes[i]);
         return out;

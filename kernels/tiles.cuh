@@ -33,10 +33,10 @@ struct Patch {
             for (u32 i = 0; i < Rows; ++i) load_aligned(from + i * stride, row[i]);
             return;
         }
+        ptx::mark_rare();
 #pragma unroll
         for (u32 i = 0; i < Rows; ++i) row[i] = {};
         if (rows == 0 || columns == 0) return;
-        ptx::mark_rare();
 #pragma unroll
         for (u32 i = 0; i < Rows; ++i) {
             if (i >= rows) break;
@@ -160,14 +160,26 @@ struct TileMemory : TileStage<G, TileShape<G>::stays> {
             stats.merge({F::two_sided ? low[F::two_sided ? i : 0] : 0, high[i]});
         }
     };
+    // Whether no line of codes is turned, as both ways with blocks along the last axis of each. Then codes of 4 bits stay
+    // packed, and what a scale's elements are multiplied by is beside the scale.
+    enum : bool {
+        direct = !Shape::square && !Shape::everywhere && G::same() != Run::down && G::swapped() != Run::along,
+        packed = direct && F::element::bits == 4 && G::rows % 8 == 0 && G::columns % 8 == 0,
+        prepares = direct && is_prepared<F, V>()
+    };
+    enum : u32 { code_bits = packed ? 4 : 8 };
     template <u32 Count>
     struct Scales {
         u32 code[Count];
         int zero_point[F::zero_points ? Count : 1];
+        // As `Divisor::prepared` has it.
+        alignas(16) float prepared[prepares ? Count : 1];
 
-        GPUCAST_INLINE void put(u32 i, const Scale& scale) {
+        template <typename Quotients>
+        GPUCAST_INLINE void put(u32 i, const Scale& scale, float global) {
             code[i] = scale.code;
             if constexpr (F::zero_points) zero_point[i] = scale.zero_point;
+            if constexpr (prepares) prepared[i] = Quotients(scale, global).prepared();
         }
         GPUCAST_INLINE Scale get(u32 i) const {
             const u32 found = code[i];
@@ -180,8 +192,8 @@ struct TileMemory : TileStage<G, TileShape<G>::stays> {
         Extremes<Shape::column_parts> in_columns;
     };
     struct Codes {
-        alignas(16) u8 same[Shape::same ? u32(Shape::tile) : 16u];
-        alignas(16) u8 swapped[Shape::swapped ? u32(Shape::tile) : 16u];
+        alignas(16) u8 same[Shape::same ? u32(Shape::tile) * code_bits / 8 : 16u];
+        alignas(16) u8 swapped[Shape::swapped ? u32(Shape::tile) * code_bits / 8 : 16u];
     };
     // Statistics are used only before a barrier, and codes only after it. But where blocks stay, a thread has statistics of
     // the next tile while others write codes of this one: in memory apart, or, where that is too much, after one more

@@ -11,11 +11,13 @@ import numpy as np
 
 from gpucast.kernel import compiler
 from host_driver import ARRAYS, HostDriver
-from tests.proof.ptx import Kernel, read
+from tests.proof.ptx import read
 from tests.proof.simt import Block
 
-#: Kernels by their text and architecture: to read one takes longer than to run it.
-_READ: dict[tuple[str, str], Kernel] = {}
+#: The kernels that were launched last, by text, architecture and threads: to read one takes longer than to run it.
+_READ: dict[tuple[str, str, int], Block] = {}
+#: How many: each takes megabytes.
+_MOST = 64
 
 
 class PtxDriver(HostDriver):
@@ -49,14 +51,17 @@ class PtxDriver(HostDriver):
 
     def _run(self, text: str, name: str, threads: int, arguments: Sequence[bytes], blocks: int) -> None:
         self.launched.append((name, self.streams[0]))
-        Block(self._kernel(text, name), threads, arguments, list(ARRAYS)).run(blocks)
+        self._block(text, name, threads).run(blocks, arguments, list(ARRAYS))
 
-    def _kernel(self, text: str, name: str) -> Kernel:
-        found = _READ.get((text, self.ptx_arch)) if self.change is None else None
+    def _block(self, text: str, name: str, threads: int) -> Block:
+        key = text, self.ptx_arch, threads
+        found = _READ.pop(key, None) if self.change is None else None
         if found is None:
             compiled = compiler.compile(text, name, self.ptx_arch.replace("sm_", "compute_"))
             ptx = compiled.code.rstrip(b"\0").decode()
-            found = read(ptx if self.change is None else self.change(name, ptx))
-            if self.change is None:
-                _READ[text, self.ptx_arch] = found
+            found = Block(read(ptx if self.change is None else self.change(name, ptx)), threads)
+        if self.change is None:
+            _READ[key] = found
+            while len(_READ) > _MOST:
+                del _READ[next(iter(_READ))]
         return found

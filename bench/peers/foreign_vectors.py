@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterable
 from decimal import Decimal
@@ -19,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import gpucast
-from bench.peers.outcomes import NDArray, Outcome
+from bench.peers.outcomes import NDArray, Outcome, compiled
 from gpucast.core.dtypes import DType, dtype
 
 _cast: Any = gpucast.cast
@@ -45,7 +43,7 @@ def p3109_tables(folder: Path, samples: int) -> Outcome:
             ours = _cast(codes.view(row.numpy), "DOUBLE")
             back = gpucast.reference.cast(theirs, row).view(row.code_numpy)
         differ = ((ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs))) | (back != codes)
-        found.count(differ, np.zeros(differ.shape, bool), codes.tolist(), path.stem)
+        found.count(differ, codes.tolist(), path.stem)
     return found
 
 
@@ -67,11 +65,7 @@ def cuda(include: Path, samples: int) -> Outcome:
     number = int(version[1]) if version else 0
     found = Outcome("CUDA's headers", f"{number // 1000}.{number % 1000 // 10}", "FLOAT8UE5M3", licence="NVIDIA")
     step, size = max(1, (1 << 32) // samples), 1 << 24
-    with tempfile.TemporaryDirectory() as where:
-        Path(where, "a.cpp").write_text(_CUDA, encoding="utf-8")
-        command = [os.environ.get("CXX", "c++"), "-O2", "-w", "-shared", "-fPIC", f"-I{include}", "-o", f"{where}/a.so"]
-        subprocess.run([*command, f"{where}/a.cpp"], check=True)
-        convert = ctypes.CDLL(f"{where}/a.so").convert
+    convert = compiled(_CUDA, include).convert
     for clips in (True, False):
         for mode, rounding in enumerate(("nearest_even", "toward_zero", "upward")):
             for start in range(0, 1 << 32, size * step):
@@ -80,7 +74,7 @@ def cuda(include: Path, samples: int) -> Outcome:
                 addresses = (ctypes.c_void_p(array.ctypes.data) for array in (codes, theirs))
                 convert(*addresses, ctypes.c_long(codes.size), int(clips), mode)
                 ours = _cast(codes.view(np.float32), "FLOAT8UE5M3", saturate=clips, rounding=rounding).view(np.uint8)
-                found.count(ours != theirs, np.zeros(ours.shape, bool), codes, f"{rounding}, saturate={clips}")
+                found.count(ours != theirs, codes, f"{rounding}, saturate={clips}")
     return found
 
 
@@ -121,10 +115,7 @@ def fast_float(folder: Path, samples: int) -> Outcome:
             # A suffix of C++23.
             text = re.sub(r"\b(\d+e\d+)f16\b", r"std::float16_t(\1)", header.read_text(encoding="utf-8"))
             header.write_text(text, encoding="utf-8")
-        Path(where, "a.cpp").write_text(_FAST_FLOAT, encoding="utf-8")
-        command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O2", "-w", "-shared", "-fPIC", f"-I{where}/include"]
-        subprocess.run([*command, "-o", f"{where}/a.so", f"{where}/a.cpp"], check=True)
-        library = ctypes.CDLL(f"{where}/a.so")
+        library = compiled(_FAST_FLOAT, f"{where}/include", standard="c++20")
     finite = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
     ties = (finite[1:] + finite[:-1]) / 2
     rng = np.random.default_rng(5)
@@ -152,7 +143,7 @@ def fast_float(folder: Path, samples: int) -> Outcome:
                 <= abs(Fraction(given[i]) - Fraction(float(theirs[i])))
                 and not int(ours.view(row.code_numpy)[i]) & 1
             )
-        found.count(differ, legal, given, f"text to {name}")
+        found.count(differ, given, f"text to {name}", legal)
     found.why = "there a tie of FLOAT16 goes to the odd neighbour, by exact fractions"
     return found
 

@@ -47,7 +47,7 @@ class Blocks(NamedTuple):
         return cls(scales.view(torch.uint8).numpy().ravel(), np.stack([pairs & 15, pairs >> 4], -1).reshape(-1, 16))
 
 
-def four_over_six(folder: Path, version: str) -> Outcome:
+def four_over_six(folder: Path, samples: int) -> Outcome:
     """Each block of the arrays of its tests, quantized by its reference and here."""
     import torch
 
@@ -59,7 +59,7 @@ def four_over_six(folder: Path, version: str) -> Outcome:
         from fouroversix.utils import DataType, RoundStyle, ScaleRule
     sys.path.pop(0)
     how = {"fp4_format": DataType.nvfp4, "round_style": RoundStyle.nearest, "scale_rule": ScaleRule.mse}
-    found = Outcome("fouroversix's reference", version, "quantizers", licence="MIT")
+    found = Outcome("fouroversix's reference", "", "quantizers", licence="MIT")
     why = dict.fromkeys(CAUSES, 0)
     for shape, kind, seed in product(_SHAPES, _KINDS, _SEEDS):
         if seed and not kind.startswith("rand"):
@@ -77,7 +77,7 @@ def four_over_six(folder: Path, version: str) -> Outcome:
             why[name] += int((causes == name).sum())
         legal = differ.copy()
         legal[differ] = causes != ""
-        found.count(differ, legal, range(differ.size), f"{kind} {shape}, seed {seed}, block")
+        found.count(differ, range(differ.size), f"{kind} {shape}, seed {seed}, block", legal)
     found.why = "; ".join(f"{why[name]:,} {text}" for name, text in CAUSES.items() if why[name])
     return found
 

@@ -12,7 +12,6 @@ import ctypes
 import importlib
 import importlib.util
 import os
-import subprocess
 import sys
 import tempfile
 import types
@@ -25,6 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from bench.host.casts import tensor
+from bench.peers.outcomes import compiled
 from bench.peers.recipe_models import Found, NDArray
 from bench.revision import ROOT
 
@@ -312,10 +312,7 @@ def _microxcaling(folder: Path) -> Iterator[tuple[str, Reference]]:
     with tempfile.TemporaryDirectory() as made:
         for name in headers:
             Path(made, name).touch()
-        Path(made, "shim.cpp").write_text(_SHIM)
-        command = ["g++", "-O1", "-shared", "-fPIC", "-w", f"-I{made}", f"-I{folder}/mx/cpp", f"{made}/shim.cpp"]
-        subprocess.run([*command, "-o", f"{made}/shim.so"], check=True)
-        run = ctypes.CDLL(f"{made}/shim.so").run
+        run = compiled(_SHIM, made, folder / "mx/cpp").run
 
     def found(x: NDArray, bits: tuple[int, int, float], rounding: int) -> Found:
         values = np.ascontiguousarray(x, np.float32)

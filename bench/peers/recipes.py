@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 import gpucast
+from bench.peers import recipe_packages
 from bench.peers.recipe_models import Found, models
 from bench.revision import ROOT
 from gpucast.quantization import RECIPES, Quantized
@@ -123,7 +124,7 @@ def nonfinite(name: str, reference: Callable[[NDArray], Found]) -> dict[str, str
         x = clean.copy()
         x[0, 0] = value
         with np.errstate(all="ignore"):
-            own, theirs, usual = (_numbers(f, y) for f, y in ((_own(name), x), (reference, x), (reference, clean)))
+            own, theirs, usual = (_numbers(*found) for found in (ours(name, x), reference(x), reference(clean)))
         block = np.isnan(own)
         parts = {"itself": np.zeros_like(block), "its block": block.copy(), "others": ~block}
         parts["itself"][0, 0], parts["its block"][0, 0] = True, False
@@ -136,16 +137,12 @@ def nonfinite(name: str, reference: Callable[[NDArray], Found]) -> dict[str, str
     return found
 
 
-def _own(name: str) -> Callable[[NDArray], Found]:
-    return lambda x: ours(name, x)
-
-
-def _numbers(function: Callable[[NDArray], Found], x: NDArray) -> NDArray:
-    """What codes, scales and the global scale of a matrix stand for."""
-    codes, scales, global_scale = (np.asarray(part).astype(np.float64) for part in function(x))
+def _numbers(*parts: Any) -> NDArray:
+    """The numbers for which codes, scales and the global scale of a matrix stand."""
+    codes, scales, global_scale = (np.asarray(part).astype(np.float64) for part in parts)
     if scales.ndim < 2:
-        scales = scales.reshape((-1, 1) if scales.size == x.shape[0] else (1, 1))
-    block = (x.shape[0] // scales.shape[0], x.shape[1] // scales.shape[1])
+        scales = scales.reshape((-1, 1) if scales.size == codes.shape[0] else (1, 1))
+    block = (codes.shape[0] // scales.shape[0], codes.shape[1] // scales.shape[1])
     return np.asarray(codes * scales.repeat(block[0], 0).repeat(block[1], 1) * global_scale)
 
 
@@ -170,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--models", action="store_true", help="only the models, without the libraries")
     parser.add_argument("--out", metavar="FILE", help=f"the counts, such as {RESULT.relative_to(ROOT)}")
     args = parser.parse_args(arguments)
-    packages = {} if args.models else dict(available())
+    packages = {} if args.models else dict(recipe_packages.available())
     rows: dict[str, dict[str, Any]] = {}
     for name, model in models().items():
         if name.startswith(args.only):
@@ -185,13 +182,6 @@ def main(arguments: list[str] | None = None) -> int:
             file.write(json.dumps(rows, indent=1) + "\n")
     counts = [row[by] for row in rows.values() for by in ("model", "package") if by in row]
     return int(any(found["codes"] or found["scales"] for found in counts))
-
-
-def available() -> Iterator[tuple[str, Callable[[NDArray], Found]]]:
-    """The libraries themselves, by recipe, where they are installed."""
-    from bench.peers import recipe_packages
-
-    yield from recipe_packages.available()
 
 
 if __name__ == "__main__":

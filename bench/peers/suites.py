@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs suites that others wrote on casts of gpucast: ``python -m bench.peers.suites softfloat zmij p3109``.
 
-Packages are compared directly; of others a folder is named, and nothing of them is kept here. Tables, vectors and
-headers: ``p3109=FOLDER``, ``t27=FOLDER``, ``fast_float=FOLDER``, ``cuda=FOLDER``. Tests, with their rounding replaced,
+Packages are compared directly; of others a folder is named, and nothing of them is kept here. Tables, vectors,
+references and headers: ``p3109=FOLDER``, ``t27=FOLDER``, ``fast_float=FOLDER``, ``cuda=FOLDER``,
+``fouroversix=FOLDER@dadfad6``; ``testfloat=PROGRAM``, which is ``testfloat_gen``. Tests, with their rounding replaced,
 of a checkout, whose commit may be named, or of a package: ``gfloat=FOLDER``, ``torchao=FOLDER@36027d8``,
 ``numpy=.../numpy/_core/tests``. The counts are written to bench/results/suites.json, which docs/ledger.md shows.
 """
@@ -14,12 +15,14 @@ import datetime
 import importlib
 import json
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from decimal import Decimal
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +42,33 @@ RESULT = Path(os.environ.get("SUITES_RESULT", ROOT / "bench" / "results" / "suit
 _cast: Any = gpucast.cast
 
 
-# ---- Berkeley's SoftFloat ----
+# ---- Berkeley's SoftFloat and TestFloat ----
 
 _FLOATS = {"f16": "FLOAT16", "f32": "FLOAT", "f64": "DOUBLE"}
 _INTEGERS = {"i32": "INT32", "i64": "INT64", "ui32": "UINT32", "ui64": "UINT64"}
-_MODES = {"NEAR_EVEN": "nearest_even", "MIN_MAG": "toward_zero", "MIN": "downward", "MAX": "upward",
-          "NEAR_MAX_MAG": "nearest_away"}  # fmt: skip
-_TO_INTEGER = {"NEAR_EVEN": "nearest_even", "MIN_MAG": "truncate", "NEAR_MAX_MAG": "nearest_away"}
-_CLASSES = {"f16": "Float16", "f32": "Float32", "f64": "Float64", "bf16": "BFloat16",
+_NAMES = _FLOATS | _INTEGERS
+#: The mode of SoftFloat, the option of TestFloat, and the rounding of a cast to floats and to integers.
+_MODES = (
+    ("NEAR_EVEN", "near_even", "nearest_even", "nearest_even"), ("MIN_MAG", "minMag", "toward_zero", "truncate"),
+    ("MIN", "min", "downward", ""), ("MAX", "max", "upward", ""), ("", "odd", "odd", ""),
+    ("NEAR_MAX_MAG", "near_maxMag", "nearest_away", "nearest_away"),
+)  # fmt: skip
+_CLASSES = {"f16": "Float16", "f32": "Float32", "f64": "Float64",
             "i32": "Int32", "i64": "Int64", "ui32": "UInt32", "ui64": "UInt64"}  # fmt: skip
+
+
+def _conversions() -> Iterator[tuple[str, str, list[tuple[str, str, str]]]]:
+    """Source, destination, and modes: SoftFloat's, TestFloat's option, our rounding."""
+    for src, dst in product(_NAMES, _NAMES):
+        if src != dst and not {src, dst} <= _INTEGERS.keys():
+            modes = [(mode, option, how[dst in _INTEGERS]) for mode, option, *how in _MODES]
+            yield src, dst, [one for one in modes if one[2]]
+
+
+def _ours(x: NDArray, dst: str, rounding: str) -> NDArray:
+    overflow = "saturate" if dst in _INTEGERS else None
+    codes: NDArray = _cast(x, _NAMES[dst], rounding=rounding, overflow=overflow).view(codes_of(_NAMES[dst]))
+    return codes
 
 
 def softfloat(samples: int) -> Outcome:
@@ -57,24 +78,39 @@ def softfloat(samples: int) -> Outcome:
 
     found = Outcome("SoftFloat (softfloatpy)", metadata.version("softfloatpy"), "casts", licence="BSD-3-Clause")
     found.why = "NaN has a payload there; what no integer is has a value of the processor that it imitates"
-    names = _FLOATS | _INTEGERS
-    for src, dst in ((a, b) for a in names for b in names if a != b and not (a in _INTEGERS and b in _INTEGERS)):
+    for src, dst, modes in _conversions():
         convert = getattr(softfloatpy, f"{src}_to_{dst}")
         of = getattr(softfloatpy, _CLASSES[src]).from_bytes
-        codes = _codes(dtype(names[src]), dtype(names[dst]), samples)
+        codes = _codes(dtype(_NAMES[src]), dtype(_NAMES[dst]), samples)
         operands = [of(code.tobytes()[::-1]) for code in codes]
-        x = codes.view(dtype(names[src]).numpy)
-        for mode, rounding in (_TO_INTEGER if dst in _INTEGERS else _MODES).items():
-            softfloatpy.set_rounding_mode(softfloatpy.RoundingMode[mode])
-            theirs = np.frombuffer(b"".join(convert(one).to_bytes()[::-1] for one in operands), codes_of(names[dst]))
-            overflow = "saturate" if dst in _INTEGERS else None
-            ours = _cast(x, names[dst], rounding=rounding, overflow=overflow).view(theirs.dtype)
-            differ = ours != theirs
-            legal = np.isnan(_cast(x, "DOUBLE"))
-            if dst in _INTEGERS:
-                legal |= _is_outside(x, dtype(names[dst]), rounding)
-            found.count(differ, legal, codes, f"{src} to {dst}, {mode}")
+        x = codes.view(dtype(_NAMES[src]).numpy)
+        for mode, _, rounding in modes:
+            if mode:
+                softfloatpy.set_rounding_mode(softfloatpy.RoundingMode[mode])
+                theirs = b"".join(convert(one).to_bytes()[::-1] for one in operands)
+                legal = np.isnan(_cast(x, "DOUBLE"))
+                if dst in _INTEGERS:
+                    legal |= _is_outside(x, dtype(_NAMES[dst]), rounding)
+                differ = _ours(x, dst, rounding) != np.frombuffer(theirs, codes_of(_NAMES[dst]))
+                found.count(differ, codes, f"{src} to {dst}, {mode}", legal)
     softfloatpy.set_rounding_mode(softfloatpy.RoundingMode.NEAR_EVEN)
+    return found
+
+
+def testfloat(program: Path, samples: int) -> Outcome:
+    """The same conversions on the inputs of Berkeley's ``testfloat_gen``, to odd, too."""
+    found = Outcome("TestFloat (testfloat_gen)", "3e", "casts", licence="BSD-3-Clause")
+    found.why = "NaN and what no integer is, as in SoftFloat"
+    for src, dst, modes in _conversions():
+        for _, option, rounding in modes:
+            command = [str(program), "-level", "2", f"-r{option}", "-exact", f"{src}_to_{dst}"]
+            words = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+            given, theirs, flags = (np.array([int(word, 16) for word in words[at::3]], np.uint64) for at in range(3))
+            codes = given.astype(codes_of(_NAMES[src]))
+            x = codes.view(dtype(_NAMES[src]).numpy)
+            # Whether TestFloat calls the operation invalid.
+            legal = flags & np.uint64(0x10) != 0 if dst in _INTEGERS else np.isnan(_cast(x, "DOUBLE"))
+            found.count(_ours(x, dst, rounding) != theirs, codes, f"{src} to {dst}, {option}", legal)
     return found
 
 
@@ -117,9 +153,8 @@ def zmij(samples: int) -> Outcome:
     x = codes.view(np.float64)
     x = x[np.isfinite(x)]
     ours = _cast(x, "STRING").tolist()
-    theirs = pyzmij.format_many(x.tolist())
-    differ = np.array([Decimal(a).normalize() != Decimal(b).normalize() for a, b in zip(ours, theirs, strict=True)])
-    found.count(differ, np.zeros(differ.shape, bool), ours, "text")
+    theirs, same = (map(Decimal.normalize, map(Decimal, texts)) for texts in (pyzmij.format_many(x.tolist()), ours))
+    found.compare(theirs, same, ours, "text")
     return found
 
 
@@ -134,10 +169,8 @@ def p3109(samples: int) -> Outcome:
     found = Outcome("P3109 value tables (gfloat)", metadata.version("gfloat"), "types", licence="MIT")
     for precision, name in ((4, "FLOAT8E4M3FNUZ"), (3, "FLOAT8E5M2FNUZ")):
         info, row = format_info_p3109(8, precision, domain=Domain.Finite), dtype(name)
-        theirs = np.array([decode_float(info, code).fval for code in range(256)])
-        ours = np.array([row.value(code) for code in range(256)])
-        differ = (ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs))
-        found.count(differ, np.zeros(256, bool), range(256), name)
+        theirs = [decode_float(info, code).fval for code in range(256)]
+        found.compare(theirs, map(row.value, range(256)), range(256), name)
     return found
 
 
@@ -170,7 +203,7 @@ def onnx(samples: int) -> Outcome:
             legal = np.isnan(_cast(ours, "DOUBLE")) & np.isnan(_cast(theirs, "DOUBLE"))
             a, b = (np.frombuffer(x.tobytes(), f"u{x.itemsize}") for x in (ours, theirs))
             differ = a != b
-        found.count(np.ravel(differ), np.ravel(legal), np.ravel(ours), case.name)
+        found.count(np.ravel(differ), np.ravel(ours), case.name, np.ravel(legal))
     found.why = "the NaN of FNUZ types has no sign here; the sign of ml_dtypes' is set"
     return found
 
@@ -179,7 +212,8 @@ PACKAGES: dict[str, Callable[[int], Outcome]] = {"softfloat": softfloat, "zmij":
 
 
 FOLDERS: dict[str, Callable[[Path, int], Outcome]] = {
-    "p3109": p3109_tables, "cuda": cuda, "t27": t27, "fast_float": fast_float,
+    "p3109": p3109_tables, "cuda": cuda, "t27": t27, "fast_float": fast_float, "testfloat": testfloat,
+    "fouroversix": four_over_six,
 }  # fmt: skip
 
 
@@ -190,12 +224,11 @@ def outcomes(names: list[str], samples: int) -> Iterator[Outcome]:
         if not folder:
             yield PACKAGES[name](samples)
         elif name in FOLDERS:
-            yield FOLDERS[name](Path(folder), samples)
+            found = FOLDERS[name](Path(folder).resolve(), samples)
+            found.version = version or found.version
+            yield found
         else:
             yield foreign_tests(name, Path(folder).resolve(), version)
-            if name == "fouroversix":
-                # Its tests compare whole arrays, and allow a thousandth of the blocks: why each differs.
-                yield four_over_six(Path(folder).resolve(), version)
 
 
 def main() -> int:

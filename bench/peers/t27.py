@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ def t27(folder: Path, samples: int) -> Outcome:
             (row.bits, int(row.signed), row.exponent_bits, row.mantissa_bits or row.bits - 1, row.bias)
             for _, row in known
         ]
-        _compare(found, theirs, ours, [one["id"] for one, _ in known])
+        found.compare(theirs, ours, [one["id"] for one, _ in known], "t27")
         _gf16(found, gf16)
     blocks = [one for one in packs["mxfp4"] if one["kind"] == "block"]
     x = np.array([one["input_f32"] for one in blocks], np.float32)
@@ -92,9 +91,9 @@ def t27(folder: Path, samples: int) -> Outcome:
     q = gpucast.quantize(x, "mxfp4_up")
     given = np.concatenate([q.scales.view(np.uint8).reshape(-1, 1), q.data.data.reshape(-1, 16)], 1)
     legal = np.asarray(~np.isfinite(x).all(1))
-    _compare(found, wanted, [row.tobytes() for row in given], [f"MXFP4 block {row[0]}, ..." for row in x], legal)
+    found.compare(wanted, map(bytes, given), [f"MXFP4 block {row[0]}, ..." for row in x], "t27", legal)
     back = [mxfp4.decode_block(mxfp4.unpack_bytes_to_block(row.tobytes())) for row in given[~legal]]
-    _compare(found, np.ravel(back), np.ravel(gpucast.dequantize(q)[~legal]), np.ravel(x[~legal]))
+    found.compare(np.ravel(back), np.ravel(gpucast.dequantize(q)[~legal]), np.ravel(x[~legal]), "t27")
     found.why = "; ".join([*DISAGREEMENTS, f"{len(HERE)} of its {len(formats)} formats are types or elements here"])
     return found
 
@@ -102,14 +101,14 @@ def t27(folder: Path, samples: int) -> Outcome:
 def _gf16(found: Outcome, codec: Any) -> None:
     """Codes of GF16 to numbers, and numbers, each with its neighbours, to codes."""
     values = np.array([_GF16.value(code) for code in range(1 << 16)])
-    _compare(found, map(codec.gf16_decode, range(1 << 16)), values, range(1 << 16))
+    found.compare(map(codec.gf16_decode, range(1 << 16)), values, range(1 << 16), "t27")
     finite = np.sort(values[np.isfinite(values)])
     x = np.concatenate([finite, (finite[1:] + finite[:-1]) / 2])
     x = np.concatenate([x, np.nextafter(x, np.inf), np.nextafter(x, -np.inf), [np.inf, -np.inf, np.nan]])
     codes = gpucast.reference.cast(x, _GF16).view(np.uint16)
     least = 2.0**-30
     legal = np.isnan(x) | ((np.abs(x) < least) & (np.abs(values[codes]) == least))
-    _compare(found, map(codec.gf16_encode, x.tolist()), codes.tolist(), x, legal)
+    found.compare(map(codec.gf16_encode, x.tolist()), codes.tolist(), x, "t27", legal)
 
 
 def _hard_blocks() -> NDArray:
@@ -138,13 +137,5 @@ def _pack(found: Outcome, vectors: list[dict[str, Any]], row: DType, keywords: d
     codes = np.array(column(r"\w+_int"), row.code_numpy)
     ours = gpucast.reference.cast(x, row, **keywords).view(row.code_numpy)
     names = [f"{row.name} {one['name']}" for one in vectors]
-    found.count(ours != codes, np.isnan(x) & np.isnan([row.value(int(code)) for code in codes]), names, "to a code")
-    _compare(found, decoded, [row.value(int(code)) for code in codes], names)
-
-
-def _compare(
-    found: Outcome, theirs: Iterable[Any], ours: Iterable[Any], given: Any, legal: NDArray | None = None
-) -> None:
-    """Count pairs that are not the same number, or the same object."""
-    differ = np.array([a != b and not (a != a and b != b) for a, b in zip(theirs, ours, strict=True)])
-    found.count(differ, np.zeros(differ.shape, bool) if legal is None else legal, given, "t27")
+    found.count(ours != codes, names, "to a code", np.isnan(x) & np.isnan([row.value(int(code)) for code in codes]))
+    found.compare(decoded, [row.value(int(code)) for code in codes], names, "t27")

@@ -51,11 +51,12 @@ def chosen(name: str, sample: int, only: str, shard: int = 0) -> bool:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of commands that look at these kernels: `arch`, `sample`, `only` and `jobs`."""
+    """The options of commands that look at these kernels: `arch`, `sample`, `shard`, `only` and `jobs`."""
     parser.add_argument("--arch", nargs="+", metavar="ARCH", default=list(ARCHITECTURES), help="default: %(default)s")
     parser.add_argument(
         "--sample", type=at_least_one, default=1, metavar="N", help="one kernel in N, the same in every run"
     )
+    parser.add_argument("--shard", type=int, default=0, metavar="I", help="0 to N - 1: which one of --sample")
     parser.add_argument("--only", default="", metavar="PATTERN", help="kernels whose names match, such as hadamard")
     parser.add_argument("--jobs", type=at_least_one, default=os.cpu_count() or 1, metavar="N", help="processes")
 

@@ -86,7 +86,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("file", type=Path, metavar="FILE", help="where the digests are written")
     parser.add_argument("--against", type=Path, metavar="OLD", help="print what differs from these digests")
     parser.add_argument("--texts", action="store_true", help="no PTX, texts alone")
-    parser.add_argument("--shard", type=int, default=0, metavar="I", help="0 to N - 1: which one of --sample")
     add_options(parser)
     return parser
 

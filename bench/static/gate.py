@@ -4,8 +4,9 @@
 No shared address is used in another way than by instructions for shared memory: a GPU that stores to it as global
 memory stops. No local memory, which is what registers spill to. No warning of the compiler.
 
-``python -m bench.static.gate`` asks this of all kernels, or of a sample, for several architectures. Nothing runs on a
-GPU. The exit code is 1 if a kernel fails.
+``python -m bench.static.gate`` asks this of all kernels, or of a sample, for several architectures. All kernels take
+hours: ``--sample 40 --shard 0`` to ``--shard 39`` are all of them, in parts. Nothing runs on a GPU. The exit code is 1
+if a kernel fails.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Counts(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
-    kernels = all_kernels(given.sample, given.only)
+    kernels = all_kernels(given.sample, given.only, given.shard)
     problems: list[str] = []
     for arch in given.arch:
         found = gate(kernels, arch, given.jobs)

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpucast.arrays.bitpacking import is_writable, namespace
 from gpucast.arrays.overlap import Place, bounds_meet, check_disjoint, footprint, footprints_overlap, shares_within
-from gpucast.arrays.packed import PackedArray, device_index, unmasked
+from gpucast.arrays.packed import PackedArray, unmasked
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule
 
@@ -47,14 +47,14 @@ class Array:
         kind = dtype(x.dtype) if known is None else known
         if type(x) is np.ndarray:
             return Array(x, x, kind, x.shape, x.size, x.strides, None, False)
-        packed, device = isinstance(x, PackedArray), device_index(x)
-        data = x.data if packed else x if device is not None else np.asarray(x)
+        packed, device = isinstance(x, PackedArray), None
+        data = x.data if packed else x
+        if isinstance(data, np.ndarray):
+            data = np.asarray(data)
+        else:
+            # As data.device.id, which makes an object.
+            device = int(data.data.device_id)
         return Array(x, data, kind, x.shape, x.size, None if packed else data.strides, device, packed)
-
-    @property
-    def plain(self) -> Any:
-        """`array` without its subclass, because subclasses such as np.matrix change reshaping and assignment."""
-        return self.array if self.packed else self.data
 
     @property
     def address(self) -> int:
@@ -71,8 +71,7 @@ class Array:
         """Whether the elements lie in row-major order without gaps."""
         if self.packed:
             return True
-        # CuPy makes an object of the flags.
-        return bool(self.data.flags.c_contiguous if self.device is None else self.data._c_contiguous)
+        return bool(self.data.flags.c_contiguous)
 
 
 def result_like(source: Array, array: Any, kind: DType) -> Array:
@@ -82,13 +81,12 @@ def result_like(source: Array, array: Any, kind: DType) -> Array:
     return Array(array, data, kind, source.shape, source.size, None if packed else data.strides, source.device, packed)
 
 
-def check_out(source: Array, rule: CastRule, out: Any, caller: str) -> Array:
-    """Check that `out` can take the result of a cast, and return it as an Array. TypeError or ValueError if it
-    cannot."""
-    packed = rule.dst.packed and (source.packed or device_index(out) is not None)
+def check_out(source: Array, rule: CastRule, out: Any, packs: bool, caller: str) -> Array:
+    """Check that `out` can take the result of a cast, and return it as an Array. `packs`: packed types are packed
+    whatever the source. TypeError or ValueError if it cannot."""
+    packed = rule.dst.packed and (source.packed or packs)
     if packed != isinstance(out, PackedArray) or not (packed or namespace(out)):
-        wanted = "a PackedArray" if packed else "a NumPy array" if source.device is None else "an array"
-        expected = f"{wanted} of {rule.dst.name} and shape {source.shape}"
+        expected = f"{'a PackedArray' if packed else 'an array'} of {rule.dst.name} and shape {source.shape}"
         raise TypeError(f"{caller}: out is {type(out).__name__}; expected {expected}")
     unmasked(out, f"{caller}: out")
     if out.dtype != (rule.dst if packed else rule.dst.numpy):

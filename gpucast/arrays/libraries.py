@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters for the arrays of other libraries, and the registry that finds the adapter of an array.
+"""The protocol of a library of arrays, and the registry that finds the `Library` of an array.
 
 This module names no library. `gpucast/__init__.py` registers libraries and protocols by name. A library counts only
-once the process has loaded it, because before that none of its arrays exist. An adapter is imported at the first array
-that needs it.
+once the process has loaded it, because before that none of its arrays exist. The module with its `Library` is imported
+at the first array that needs it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Library(ABC):
     # ---- one array ----
 
     def accepts(self, x: Any) -> bool:
-        """Tell whether the adapter takes `x`, an object with the attributes of the protocol. Default: always."""
+        """Tell whether it takes `x`, an object with the attributes of the protocol. Default: always."""
         return True
 
     @abstractmethod
@@ -94,9 +94,6 @@ class Library(ABC):
     def check_scale(self, scale: Any, caller: str) -> None:  # noqa: B027 (a default)
         """Raise a ValueError for a `scale` of the library that must not multiply its arrays. Default: accept all."""
 
-    def check_into(self, x: Any, caller: str) -> None:  # noqa: B027 (a default)
-        """Raise a ValueError for an `x` that must not be cast into an `out`. Default: accept all."""
-
     def check_constant(self, x: Any, caller: str, instead: str) -> None:  # noqa: B027 (a default)
         """Raise a ValueError, which ends in `instead`, for an `x` whose gradient a call would lose. Default: accept
         all."""
@@ -107,10 +104,6 @@ class Library(ABC):
         """The device of `x`, and the stream on which its owner works; None for the host, and for an `x` that `take`
         refuses. Default: None."""
         return None
-
-    def home(self, x: Any) -> Library:
-        """The adapter of the library to which `x` belongs. Default: this one."""
-        return self
 
     def stream(self, device: int) -> int | None:
         """The stream, on the device of that index, where casts run and leave their results. Default: CuPy's current
@@ -162,11 +155,11 @@ class Library(ABC):
         return None
 
     def written(self, arrays: Sequence[Any]) -> None:  # noqa: B027 (a default)
-        """Called for arrays that `placed` has told of, after they were written. Default: do nothing."""
+        """Called for arrays of `placed` after they were written. Default: do nothing."""
 
     def empty_all(self, arrays: Sequence[Any], dst: DType) -> list[Any]:
-        """Memory for the casts of arrays that `placed` has told of. Default: that of `empty_like`."""
-        return [self.empty_like(x, dst, "cast_many")[0] for x in arrays]
+        """Memory for the casts of arrays of `placed`. No default: a library with plans has it."""
+        raise NotImplementedError
 
     def like(self, x: Any) -> Callable[[], Any] | None:
         """A function that gives new arrays of the host like `x`, for the results of plans. Default: None, for a library
@@ -210,7 +203,7 @@ class Library(ABC):
         return function(*arguments)
 
 
-#: Gives an adapter. It holds an import statement, because a compiler that traces a call follows no importlib.
+#: Gives a `Library`. It holds an import statement, because a compiler that traces a call follows no importlib.
 Load = Callable[[], Library]
 
 
@@ -239,19 +232,23 @@ class Protocol(NamedTuple):
     load: Load
 
 
-#: The adapters of native classes whose arrays go back to another library.
-_KEPT: dict[type, Library] = {}
+#: By native classes whose arrays go back to another library: the `Library` of an array.
+_KEPT: dict[type, Callable[[Any], Library]] = {}
+#: Classes whose arrays casts take as they are; that of CuPy from its first array on.
+NATIVE: set[type] = {np.ndarray}
 #: What `numpy.asarray` takes without asking the object. The types themselves: a subclass may speak a protocol.
-_PLAIN = frozenset({np.ndarray, list, tuple, int, float, bool, str, bytes, type(None)})
+_PLAIN = frozenset({list, tuple, int, float, bool, str, bytes, type(None)})
 #: The classes of native arrays that are known at once.
 _OURS: tuple[type, ...] = (np.ndarray, np.generic)
 #: The functions that tell whether the compiler of a loaded library is at work.
 _COMPILING: dict[str, list[Callable[[], Any]]] = {}
 #: Functions of extensions for arrays of one library, by the names of both; each entry gives the function.
 _FUNCTIONS: dict[tuple[str, str], Callable[[], Callable[..., Any]]] = {}
-#: Modules of libraries, by name, as their adapters enter them: PyTorch's compiler copies all of `sys.modules` where it
+#: Modules of libraries, by name, as `enter` got them: PyTorch's compiler copies all of `sys.modules` where it
 #: is asked for one, and fails if an import changes it meanwhile.
 LOADED: dict[str, Any] = {}
+#: Their `Library`.
+_ENTERED: dict[str, Library] = {}
 #: In the order of search. Libraries come before protocols, because their arrays may speak a protocol, too.
 _LIBRARIES: list[LibraryEntry] = []
 _PROTOCOLS: list[Protocol] = []
@@ -269,18 +266,23 @@ def register(*entries: LibraryEntry | Protocol) -> None:
             dtypes.FOREIGN[module, name] = entry.dtype_name
 
 
-def register_ours(kind: type, adapter: Library | None = None) -> None:
-    """Register a class of native arrays. It comes before every protocol; its adapter, if any, returns results in its
-    kind.
+def enter(name: str, module: Any, library: Library) -> None:
+    """Called where the module of a library of ours has been loaded."""
+    LOADED[name], _ENTERED[name] = module, library
+
+
+def register_ours(kind: type, library: Callable[[Any], Library] | None = None) -> None:
+    """Register a class of native arrays. It comes before every protocol. `library` gives the `Library` of an
+    array, which returns results in its kind.
     """
     global _OURS  # noqa: PLW0603 (isinstance takes a tuple)
     _OURS = (*_OURS, kind)
-    if adapter is not None:
-        _KEPT[kind] = adapter
+    if library is not None:
+        _KEPT[kind] = library
 
 
 def extend(library: str, name: str, load: Callable[[], Callable[..., Any]]) -> None:
-    """Add a function of an extension for the arrays of a library. `load` gives it, as `Load` gives an adapter."""
+    """Add a function of an extension for the arrays of a library. `load` gives it, as `Load` gives a library."""
     _FUNCTIONS[library, name] = load
 
 
@@ -291,19 +293,26 @@ def function_of(x: Any, name: str) -> Callable[..., Any] | None:
 
 
 def find(x: Any) -> Library | None:
-    """The adapter of `x`, or None if `x` is not an array of another library."""
-    if type(x) in _PLAIN or isinstance(x, _OURS):
-        return _KEPT.get(type(x))
-    library = _library(x)
-    if library is not None:
-        return library.load()
-    if namespace(x) is not None:
+    """The library of `x`, or None if `x` is not an array of another library."""
+    kind = type(x)
+    if kind in NATIVE:
+        return None
+    if kind in _PLAIN or isinstance(x, _OURS):
+        of_kind = _KEPT.get(kind)
+        return None if of_kind is None else of_kind(x)
+    entry = _library(x)
+    if entry is not None:
+        return _ENTERED.get(entry.name) or entry.load()
+    module = namespace(x)
+    if module is not None:
+        if kind is module.ndarray:
+            NATIVE.add(kind)
         return None
     for protocol in _PROTOCOLS:
         if all(_speaks(x, attribute) for attribute in protocol.attributes):
-            adapter = protocol.load()
-            if adapter.accepts(x):
-                return adapter
+            library = protocol.load()
+            if library.accepts(x):
+                return library
     return None
 
 
@@ -314,7 +323,8 @@ def with_arrays() -> tuple[str, ...]:
 
 def library_of(x: Any) -> str | None:
     """The name of the registered library whose array `x` is."""
-    library = None if type(x) in _PLAIN or isinstance(x, _OURS) else _library(x)
+    kind = type(x)
+    library = None if kind in NATIVE or kind in _PLAIN or isinstance(x, _OURS) else _library(x)
     return None if library is None else library.name
 
 
@@ -327,7 +337,7 @@ def _library(x: Any) -> LibraryEntry | None:
 
 
 def of_library(name: str) -> Library:
-    """The adapter of a registered library, loaded or not. ImportError if the library is not installed, ValueError for
+    """A registered library, loaded or not. ImportError if the library is not installed, ValueError for
     another name."""
     for library in _LIBRARIES:
         if library.name == name:
@@ -337,20 +347,20 @@ def of_library(name: str) -> Library:
 
 
 def of_protocol(attribute: str) -> Library:
-    """The adapter of a registered protocol, by one of its attributes."""
+    """The `Library` of a registered protocol, by one of its attributes."""
     return next(protocol for protocol in _PROTOCOLS if attribute in protocol.attributes).load()
 
 
 def untraced(function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of a function, which no library's compiler looks into: it would take NumPy's arrays for its own."""
-    adapter = compiler()
+    library = compiler()
     # Not within the loop there: torch.compile leaves a function alone whose graph would break within a loop, and goes
     # on with what that calls.
-    return function(*arguments) if adapter is None else adapter.untraced(function, *arguments)
+    return function(*arguments) if library is None else library.untraced(function, *arguments)
 
 
 def compiler() -> Library | None:
-    """The adapter of the library whose compiler traces this call or its callees."""
+    """The library whose compiler traces this call or its callees."""
     for library in _LIBRARIES:
         if library.is_compiling and (library.name in LOADED or library.name in sys.modules):
             for asked in _COMPILING.get(library.name) or _is_compiling(library):

@@ -6,19 +6,17 @@ Arrays here are those of NumPy or CuPy that hold the bytes (`gpucast.arrays.arra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from operator import itemgetter
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from gpucast.arrays.bitpacking import address_of
 from gpucast.arrays.packed import PackedArray, device_index
 
-#: A number of each array, such as its address, in their order.
-Table = npt.NDArray[np.uint64]
 #: Up to so many pairs of arrays are compared one by one; of more, the bounds of all are sorted first.
 _FEW = 64
 
@@ -51,20 +49,39 @@ def check_disjoint(written: Sequence[Place], read: Sequence[Place], caller: str)
     if len(written) * (len(written) + len(read)) <= _FEW:
         for i, place in enumerate(written):
             for other in (*written[i + 1 :], *read):
-                _check_pair(place, other, caller)
+                if device_index(place.array) == device_index(other.array) and bounds_meet(place.data, other.data):
+                    _check_pair(place, other, caller)
         return
-    for device in {device_index(place.array) for place in written}:
-        targets = _sorted(place for place in written if device_index(place.array) == device)
-        sources = _sorted(place for place in read if device_index(place.array) == device)
-        clear = _follow(targets.begin, targets.end)
-        if not (clear and not _meet(targets.begin, targets.end, sources.begin, sources.end).any()):
-            _compare(targets, sources, caller)
+    by_device: dict[int | None, list[_Span]] = {}
+    for i, place in enumerate((*written, *read)):
+        x = place.data
+        if x.size:
+            begin, end = bounds(x.shape, x.strides, x.itemsize)
+            address = address_of(x)
+            by_device.setdefault(device_index(x), []).append((address + begin, address + end, i, place))
+    for spans in by_device.values():
+        spans.sort(key=itemgetter(0))
+        # Those that begin before the next one, and end behind its beginning.
+        targets: list[_Span] = []
+        sources: list[_Span] = []
+        for span in spans:
+            begin, is_written = span[0], span[2] < len(written)
+            targets = [one for one in targets if one[1] > begin]
+            if is_written:
+                sources = [one for one in sources if one[1] > begin]
+            for met in [*targets, *sources] if is_written else targets:
+                first, second = (span, met) if span[2] < met[2] else (met, span)
+                _check_pair(first[3], second[3], caller)
+            (targets if is_written else sources).append(span)
+
+
+#: The first byte of an array, the one behind its last, its number in the call, and itself.
+_Span = tuple[int, int, int, Place]
 
 
 def _check_pair(place: Place, other: Place, caller: str) -> None:
-    if place.may_share(other) or device_index(place.array) != device_index(other.array):
-        return
-    if share_memory(place.data, other.data):
+    """Look at elements: columns of one array lie between each other, and are disjoint."""
+    if not place.may_share(other) and footprints_overlap(footprint(place.data), footprint(other.data)):
         raise ValueError(f"{caller}: {place.name} shares memory with {other.name}; expected separate memory")
 
 
@@ -138,53 +155,3 @@ def footprints_overlap(x: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> bo
         return np.shares_memory(x, out, max_work=100_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
-
-
-# ---- many arrays ----
-
-
-class _Sorted(NamedTuple):
-    """Arrays that have elements, by their first bytes."""
-
-    places: list[Place]
-    #: Their first bytes, and those behind their last ones.
-    begin: Table
-    end: Table
-
-
-def _sorted(places: Iterable[Place]) -> _Sorted:
-    reached = [(*_reach(place.data), i, place) for i, place in enumerate(places) if place.data.size]
-    reached.sort(key=lambda item: (item[0], item[2]))
-    return _Sorted(
-        [place for _, _, _, place in reached],
-        np.array([begin for begin, _, _, _ in reached], np.uint64),
-        np.array([end for _, end, _, _ in reached], np.uint64),
-    )
-
-
-def _reach(x: Any) -> tuple[int, int]:
-    begin, end = bounds(x.shape, x.strides, x.itemsize)
-    address = address_of(x)
-    return address + begin, address + end
-
-
-def _follow(begin: Table, end: Table) -> bool:
-    """Whether intervals, sorted by their beginnings, follow each other."""
-    return bool((begin[1:] >= end[:-1]).all())
-
-
-def _meet(begin: Table, end: Table, first: Table, last: Table) -> npt.NDArray[np.bool_]:
-    """Which of the intervals from `first` to `last` meet one of those, sorted and disjoint, from `begin` to `end`."""
-    before = np.searchsorted(begin, last)
-    reached = np.concatenate([np.zeros(1, np.uint64), end])[before]
-    return np.asarray(reached > first)
-
-
-def _compare(to: _Sorted, of: _Sorted, caller: str) -> None:
-    """Look at elements where bounds do not tell: columns of one array lie between each other, and are disjoint."""
-    for i, place in enumerate(to.places):
-        begin, end = to.begin[i], to.end[i]
-        for other in to.places[i + 1 : int(np.searchsorted(to.begin, end))]:
-            _check_pair(place, other, caller)
-        for j in np.flatnonzero((of.begin < end) & (of.end > begin)):
-            _check_pair(place, of.places[j], caller)

@@ -94,9 +94,9 @@ def as_array(x: Any, caller: str) -> Any:
     unmasked(x, f"{caller}: x")
     if isinstance(x, PackedArray) or namespace(x) not in (None, np):
         return x
-    adapter = libraries.find(x)
-    if adapter is not None:
-        return adapter.take(x, caller)
+    library = libraries.find(x)
+    if library is not None:
+        return library.take(x, caller)
     # asarray, because subclasses such as np.matrix change what indexing and reshaping mean.
     if isinstance(x, np.ndarray):
         array = np.asarray(x)
@@ -473,29 +473,34 @@ class LibraryPackedArray(PackedArray):
 
 
 class _PackedLibrary(Library):
+    """PackedArrays in place of arrays of one library."""
+
+    def __init__(self, name: str) -> None:
+        self._own = name
+
     def take(self, x: LibraryPackedArray, caller: str, writing: bool = False) -> PackedArray:
         return x.plain()
 
     def cast(self, cast: CastFunction, x: LibraryPackedArray, to: Any, options: Options) -> Any:
-        return libraries.untraced(_cast_packed, cast, x, to, options)
+        return libraries.untraced(self._cast, cast, x, to, options)
+
+    def _cast(self, cast: CastFunction, x: LibraryPackedArray, to: Any, options: Options) -> Any:
+        plain = x.plain()
+        with libraries.visit(x, options.out, options.scale, options.amax, device=options.device):
+            y = libraries.of_library(self._own).cast_array(cast, plain, to, options)
+        return x if y is plain else y
 
     def lent(self, x: LibraryPackedArray) -> Lent | None:
         index = device_index(x)
-        return None if index is None else Lent(index, self.home(x).stream(index))
+        return None if index is None else Lent(index, self.stream(index))
 
-    def home(self, x: LibraryPackedArray) -> Library:
-        return libraries.of_library(x.library)
-
-
-def _cast_packed(cast: CastFunction, x: LibraryPackedArray, to: Any, options: Options) -> Any:
-    plain = x.plain()
-    with libraries.visit(x, options.out, options.scale, options.amax, device=options.device):
-        y = libraries.of_library(x.library).cast_array(cast, plain, to, options)
-    return x if y is plain else y
+    def stream(self, device: int) -> int | None:
+        return libraries.of_library(self._own).stream(device)
 
 
+_packed_library = functools.lru_cache(_PackedLibrary)
 libraries.register_ours(PackedArray)
-libraries.register_ours(LibraryPackedArray, _PackedLibrary())
+libraries.register_ours(LibraryPackedArray, lambda x: _packed_library(x.library))
 
 
 def _packed_row(kind: Any, caller: str) -> DType:

@@ -9,9 +9,6 @@ from gpucast.core import packages
 
 if TYPE_CHECKING:
     from gpucast.casting import cuda as cuda
-    from gpucast.casting import cuda_batches as cuda_batches
-    from gpucast.casting import cuda_engine as cuda_engine
-    from gpucast.casting import cuda_strided as cuda_strided
-    from gpucast.casting import cuda_workspace as cuda_workspace
+    from gpucast.casting import cuda_launches as cuda_launches
 else:
-    __getattr__ = packages.submodules(__name__, "cuda", "cuda_batches", "cuda_engine", "cuda_strided", "cuda_workspace")
+    __getattr__ = packages.submodules(__name__, "cuda", "cuda_launches")

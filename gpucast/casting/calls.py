@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of casts: from arrays as a caller has them to calls."""
+"""The checks of casts: of the arrays that a call writes, and of all arrays of a batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpucast.casting.engine import Call, Engine
 from gpucast.casting.fuse import of_rule, resolve_fuse
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fuse import EMPTY, Fuse, fuse_of
-from gpucast.core.rule import CastRule, Options, destination, resolve, rule_of
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.kernel import devices
 
 
@@ -31,17 +31,6 @@ class Names(NamedTuple):
 
 
 _ONE = Names("x", lambda: [""])
-
-
-def of_array(x: Any, to: Any, options: Options) -> Call:
-    """The call of `gpucast.cast` for an array of NumPy or CuPy or a PackedArray, but for its target (`add_target`)."""
-    caller = options.caller
-    source = Array.of(x, dtype(x.dtype, caller=f"{caller}: x.dtype="))
-    rule = rule_of(source.dtype, destination(to, caller), options)
-    fuse = EMPTY
-    if options.fuses:
-        fuse = of_rule(resolve_fuse(options, (source.device,)), rule, caller)
-    return Call(caller, source, rule, fuse, given=x, result=options.out)
 
 
 def add_target(call: Call, there: Engine) -> None:
@@ -63,14 +52,14 @@ def target_of(source: Array, rule: CastRule, out: Any, there: Engine, caller: st
     library = libraries.find(out)
     if library is not None:
         out = library.take(out, caller, writing=True)
-    target = check_out(source, rule, out, caller)
+    target = check_out(source, rule, out, there.packs, caller)
     if target.device != there.device:
         own, wanted = devices.name(target.device), devices.name(there.device)
         raise ValueError(f"{caller}: out is on {own}; the result belongs on {wanted}")
     return target
 
 
-def _packed_target(source: Array, rule: CastRule, out: Any, caller: str) -> Array:
+def packed_target(source: Array, rule: CastRule, out: Any, caller: str) -> Array:
     """The packed `out` of a tensor of the host, which takes one as its own result is packed."""
     dst = rule.dst
     stand_in = Array.of(PackedArray(np.empty(dst.nbytes(source.size), np.uint8), dst, source.shape))
@@ -78,13 +67,6 @@ def _packed_target(source: Array, rule: CastRule, out: Any, caller: str) -> Arra
     if share_memory(target.data, source.data):
         raise ValueError(f"{caller}: out overlaps x; expected separate memory")
     return target
-
-
-def check_packed_out(x: Any, dst: DType, out: PackedArray, options: Options) -> None:
-    """The checks of an `out` of elements that share bytes, for the memory of a tensor of the host."""
-    call = of_array(x, dst, options)
-    call.target = _packed_target(call.source, call.rule, out, call.caller)
-    check_fuse(call)
 
 
 def of_arrays(
@@ -123,7 +105,7 @@ def of_arrays(
 
 
 def _own(fuse: Fuse, i: int, call: Call) -> Fuse:
-    """That of call i: its elements of the arrays that have one for each, and its random words."""
+    """The fuse of call i: its elements of the arrays that have one for each, and its random words."""
     scale, amax, random = fuse.scale, fuse.amax, fuse.random
     if scale is not None and not isinstance(scale, float) and scale.size > 1:
         scale = scale.reshape(-1)[i : i + 1]
@@ -139,10 +121,10 @@ def _target(call: Call) -> Array:
     """The `out` of a call of a batch as a native array that takes the result."""
     out, source, dst = call.result, call.source, call.rule.dst
     if call.library is not None:
-        call.library.check_into(call.given, call.caller)
+        call.library.check_constant(call.given, call.caller, "out= is not differentiable; pass x.detach(), or no out")
     there = engines.HOST if call.rule.is_text else engines.of(source.device)
-    if there is engines.HOST and dst.packed and isinstance(out, PackedArray) and call.library and not source.packed:
-        return _packed_target(source, call.rule, out, call.caller)
+    if dst.packed and isinstance(out, PackedArray) and call.library and not (source.packed or there.packs):
+        return packed_target(source, call.rule, out, call.caller)
     return target_of(source, call.rule, out, there, call.caller)
 
 

@@ -11,12 +11,13 @@ import numpy.typing as npt
 
 from gpucast.arrays import libraries
 from gpucast.arrays.array import Array
-from gpucast.arrays.packed import as_array, register_cast
+from gpucast.arrays.packed import PackedArray, as_array, register_cast
 from gpucast.casting import calls, engines, plans
 from gpucast.casting.engine import Call, Engine
+from gpucast.casting.fuse import of_rule, resolve_fuse
 from gpucast.casting.plans import by_plan, hit
 from gpucast.core.arithmetic import exact
-from gpucast.core.dtypes import dtype
+from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fuse import EMPTY, fuse_of
 from gpucast.core.rounding import STOCHASTIC, Rounding
 from gpucast.core.rule import (
@@ -27,8 +28,9 @@ from gpucast.core.rule import (
     RoundMode,
     destination,
     resolve,
+    rule_of,
 )
-from gpucast.kernel import devices, streams
+from gpucast.kernel import streams
 
 #: What a cast on the host makes NumPy arrays of.
 HostInput = np.ndarray[Any, Any] | np.generic | float | str | bytes | list[Any] | tuple[Any, ...]
@@ -218,7 +220,7 @@ def cast_like(
             raise TypeError(f"cast_like: like is a {type(like).__name__}; expected an array, a scalar or a list")
     return cast_with(x, kind, Options(
         saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy,
-        "cast_like", versions,
+        "cast_like", versions, "like.dtype",
     ))  # fmt: skip
 
 
@@ -236,9 +238,9 @@ def cast_with(x: Any, to: Any, options: Options) -> Any:
 
 def _checked(x: Any, to: Any, options: Options) -> Any:
     """Cast with all checks."""
-    adapter = libraries.find(x)
-    if adapter is not None:
-        return adapter.cast(cast_with, x, to, options)
+    library = libraries.find(x)
+    if library is not None:
+        return library.cast(cast_with, x, to, options)
     # A native array alone has no other stream than the current one, and no numbers are computed with here.
     alone = options.out is options.scale is options.amax is None
     return libraries.untraced(_cast_array if alone else _cast_several, x, to, options)
@@ -253,20 +255,20 @@ def _cast_several(x: Any, to: Any, options: Options) -> Any:
 def _cast_array(x: Any, to: Any, options: Options) -> Any:
     """Cast a native array, or an object that becomes one, and keep a plan for later calls like this one."""
     caller, out = options.caller, options.out
-    # What is an array of NumPy's numbers stays as it is.
-    if type(x) is not np.ndarray or x.dtype.kind == "O" or x.dtype.names is not None:
+    # Arrays of numbers stay as they are.
+    if type(x) not in libraries.NATIVE or x.dtype.kind == "O" or x.dtype.names is not None:
         array = as_array(x, caller)
         if array is not x:
             return cast_with(array, to, options)
-    call = calls.of_array(x, to, options)
+    call = _call_of(x, to, options)
     if not isinstance(options.copy, (bool, np.bool_)):
         raise TypeError(f"{caller}: copy={options.copy!r} must be True or False")
     if out is not None and (library := libraries.find(out)) is not None:
         cast_with(x, to, options._replace(out=library.take(out, caller, writing=True)))
         return out
     here = engines.of(call.source.device)
-    there = here if options.device is None else engines.named(devices.parse(options.device, caller), caller)
-    if call.rule.dst.family == "string" and there is not engines.HOST:
+    there = here if options.device is None else engines.named(options.device, caller)
+    if call.rule.dst.family == "string" and not there.has_text:
         if options.device is not None:
             raise ValueError(f"{caller}: device={options.device!r} cannot hold STRING; expected None or 'cpu'")
         there = engines.HOST
@@ -279,6 +281,24 @@ def _cast_array(x: Any, to: Any, options: Options) -> Any:
     if options.seed is None or call.rule.rounding == STOCHASTIC:
         plans.keep(x, to, options, call.rule, here.plan(call))
     return y.array
+
+
+def _call_of(x: Any, to: Any, options: Options) -> Call:
+    """The call of `gpucast.cast` for an array of NumPy or CuPy or a PackedArray, but for its target (`add_target`)."""
+    caller = options.caller
+    source = Array.of(x, dtype(x.dtype, caller=f"{caller}: x.dtype="))
+    rule = rule_of(source.dtype, destination(to, options), options)
+    fuse = EMPTY
+    if options.fuses:
+        fuse = of_rule(resolve_fuse(options, (source.device,)), rule, caller)
+    return Call(caller, source, rule, fuse, given=x, result=options.out)
+
+
+def check_packed_out(x: Any, dst: DType, out: PackedArray, options: Options) -> None:
+    """The checks of an `out` of elements that share bytes, for the memory of a tensor of the host."""
+    call = _call_of(x, dst, options)
+    call.target = calls.packed_target(call.source, call.rule, out, call.caller)
+    calls.check_fuse(call)
 
 
 def run(call: Call, here: Engine, there: Engine) -> Array:
@@ -308,7 +328,7 @@ def run(call: Call, here: Engine, there: Engine) -> Array:
 
 def times(x: Any, to: Any, options: Options) -> Any:
     """The cast of a NumPy or CuPy array times ``options.scale``, a number of any sign, as gradients need it."""
-    src, dst = dtype(x.dtype), destination(to, options.caller)
+    src, dst = dtype(x.dtype), destination(to, options)
     target = None if options.out is None else Array.of(options.out, dst)
     call = Call(options.caller, Array.of(x, src), resolve(src, dst, options), fuse_of(options.scale), target)
     engines.of_array(x).run((call,))

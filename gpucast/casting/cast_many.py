@@ -152,7 +152,7 @@ def _cast_arrays(
 def _is_transforming(given: list[Any]) -> bool:
     """Tell whether some arrays have no values yet: their library transforms a function, or is lazy."""
     found = ((libraries.find(x), x) for x in given)
-    return any(adapter is not None and adapter.is_transforming(x) for adapter, x in found)
+    return any(library is not None and library.is_transforming(x) for library, x in found)
 
 
 def _one_by_one(
@@ -176,8 +176,8 @@ def _one_by_one(
         with _told_by(caller):
             results.append(cast_with(x, dst, options._replace(caller=caller)))
         if options.seed is not None:
-            adapter = libraries.find(x)
-            shape = np.shape(x) if adapter is None else adapter.shape(x)
+            library = libraries.find(x)
+            shape = np.shape(x) if library is None else library.shape(x)
             options = options._replace(offset=options.offset + math.prod(shape))
     return results
 
@@ -228,7 +228,7 @@ def _prepared(batch: Sequence[Call]) -> list[tuple[Engine, int | None, list[Call
             known[key] = engine.stream(call.library)
         groups.setdefault((engine, known[key]), []).append(call)
     ready = []
-    for (engine, stream), group in sorted(groups.items(), key=lambda item: item[0][0] is engines.HOST):
+    for (engine, stream), group in sorted(groups.items(), key=lambda item: item[0][0].waits):
         with engine.using(stream):
             ready.append((engine, stream, group, engine.prepare(group)))
     return ready

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cast loses: counts and the worst relative error."""
+"""The losses of a cast: counts and the worst relative error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def cast_report(
     rounding: Rounding | None = None,
     overflow: OverflowKeyword | None = None,
 ) -> CastReport:
-    """Count what ``cast(x, to, ...)`` would lose, without keeping the result. A device array is copied to the host
+    """Count the losses of ``cast(x, to, ...)``, without keeping the result. A device array is copied to the host
     first.
 
     Arguments and errors as for `cast`. Casts to STRING and BOOL report no losses. Text is compared as the DOUBLE that
@@ -130,7 +130,7 @@ def _by_code(x: NDArray, rule: CastRule) -> CastReport:
 
 
 def _compare_within(x: NDArray, after: NDArray, rule: CastRule, beyond: list[NDArray]) -> CastReport:
-    """The report of the numbers within the destination's limits: they can only be rounded, which is soon told. The
+    """The report of the numbers within the destination's limits: they can only be rounded, which is soon counted. The
     others (in FLOAT8E8M0 zeros as well) are added to `beyond`. `after`: the results, where the destination is a float.
     """
     src, dst = rule.src, rule.dst

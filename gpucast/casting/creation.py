@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.packed import PackedArray, checked_shape, device_index
+from gpucast.arrays.packed import PackedArray, checked_shape
 from gpucast.casting import engines
 from gpucast.casting.engine import Engine
 from gpucast.core.dtypes import DType, dtype
-from gpucast.kernel import devices
 
 
 @overload
@@ -29,11 +28,11 @@ def empty(shape: Any, dtype: Any, device: Any = None) -> Any:
     """
     kind = _kind(dtype, "empty")
     lengths = checked_shape(shape, "empty")
-    return _empty(lengths, kind, engines.named(devices.parse(device, "empty"), "empty"))
+    return _empty(lengths, kind, engines.named(device, "empty"))
 
 
 def _empty(shape: tuple[int, ...], kind: DType, engine: Engine, packs: bool = False) -> Any:
-    if kind.family == "string" and engine is not engines.HOST:
+    if kind.family == "string" and not engine.has_text:
         raise ValueError("empty: a device cannot hold STRING; expected device=None or 'cpu'")
     return engine.empty(shape, kind, packs)
 
@@ -43,8 +42,8 @@ def empty_like(x: Any, dtype: Any = None, device: Any = None) -> Any:
     if not isinstance(x, PackedArray) and namespace(x) is None:
         x = np.asarray(x)
     kind = _kind(x.dtype if dtype is None else dtype, "empty_like")
-    place = devices.parse(devices.place(device_index(x)) if device is None else device, "empty_like")
-    return _empty(x.shape, kind, engines.named(place, "empty_like"), isinstance(x, PackedArray))
+    there = engines.named(device, "empty_like", engines.of_array(x))
+    return _empty(x.shape, kind, there, isinstance(x, PackedArray))
 
 
 def from_bytes(buffer: Any, dtype: Any, shape: Any) -> Any:

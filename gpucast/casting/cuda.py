@@ -1,28 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checked cast on one device: CuPy arrays (with the ml_dtypes dtype for types that CuPy lacks) and PackedArrays."""
+"""The engine of a device: its memory, copies to and from it, and casts of CuPy arrays (with the ml_dtypes dtype for
+types that CuPy lacks) and PackedArrays, with their plans."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from gpucast.arrays.array import Array, result_like
+from gpucast.arrays.libraries import Lent, Library
+from gpucast.arrays.overlap import are_disjoint
 from gpucast.arrays.packed import PackedArray, device_index
-from gpucast.casting.engine import Call
+from gpucast.casting import plans
+from gpucast.casting.cuda_launches import launch_of, launches, strided_layout
+from gpucast.casting.engine import Call, Engine, Lengths
+from gpucast.casting.plans import Kernels
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fuse import EMPTY, Fuse
-from gpucast.core.rule import resolve
-from gpucast.kernel import driver
-from gpucast.kernel.cast_kernel import Shape, square_sides
-from gpucast.kernel.fused_kernel import FUSED, FusedOps, cast_kernel
-from gpucast.kernel.strides import Dims, collapse, squares
+from gpucast.core.fuse import EMPTY
+from gpucast.core.rule import CastRule, resolve
+from gpucast.kernel import ON_NEW_DRIVER, devices, driver, streams
+from gpucast.kernel.cast_kernel import Shape, plain_kernel
+from gpucast.kernel.fused_kernel import PLAIN, FusedOps, cast_kernel
+from gpucast.kernel.kernel import Kernel
+from gpucast.kernel.recording import THREAD
 
 _BYTE = np.dtype(np.uint8)
-_LAST = 2**64 - 1
 
 
 # ---- memory ----
@@ -59,19 +67,21 @@ def _strides_like(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
     return tuple(dense)
 
 
-def empty_like(source: Array, kind: DType) -> Array:
+def empty_like(source: Array, kind: DType, caller: str) -> Array:
     """Memory on the current device for a cast of `source`: in the order of its memory, row-major where a side is
     packed. Errors as for `check_allocation`."""
-    check_allocation()
+    check_allocation(caller)
     if kind.packed or source.strides is None or source.contiguous:
         return result_like(source, new(source.shape, kind), kind)
     return result_like(source, new_strided(source.shape, source.strides, kind), kind)
 
 
-def check_allocation() -> None:
-    """RuntimeError while a CUDA graph is captured."""
+def check_allocation(caller: str, more: str = "") -> None:
+    """RuntimeError while a CUDA graph is captured from the current stream."""
     if driver.driver().capturing():
-        raise RuntimeError("cast: a CUDA graph is being captured, and memory cannot be allocated then; pass out=")
+        raise RuntimeError(
+            f"{caller}: a CUDA graph is being captured, and memory cannot be allocated then; pass out={more}"
+        )
 
 
 def is_contiguous(x: Any) -> bool:
@@ -90,92 +100,6 @@ def is_aligned(x: Any, alignment: int = 0) -> bool:
 def address(x: Any) -> int:
     """`Array.address` of an array on a device, for callers that need nothing else of it."""
     return int((x.data if isinstance(x, PackedArray) else x).data.ptr)
-
-
-# ---- casts ----
-
-
-def launch_of(call: Call) -> Callable[[], None]:
-    """The launch of a call with elements and a target on the current device, whose kernel is loaded by now."""
-    source, rule, target, fuse = call.source, call.rule, call.written, call.fuse
-    assert source.device is not None
-    layout = layout_of(source, target, fuse)
-    ops = FusedOps.of(fuse)
-    given = FUSED.pack(*fused_values(fuse)) if ops.fuses(rule) else b""
-    if layout.dims is not None:
-        given += layout.dims.packed
-    kernel = cast_kernel(rule, layout.shape, rule.src.packed and not source.packed, ops)
-    src, dst, n = source.address, target.address, layout.n
-    launch = driver.load(kernel, source.device)
-    return partial(launch, kernel.blocks(n, dst), driver.array_arguments(src, 0, dst, n) + given)
-
-
-class Layout(NamedTuple):
-    """How a kernel walks over source and target."""
-
-    shape: Shape
-    #: None for the shape "contiguous".
-    dims: Dims | None
-    #: As kernels take it: elements, or those of all squares.
-    n: int
-
-
-def layout_of(source: Array, target: Array, fuse: Fuse) -> Layout:
-    """The layout of a cast. It is contiguous where both sides are, in the same order of axes."""
-    if source.contiguous and target.contiguous:
-        return Layout("contiguous", None, source.size)
-    in_order = fuse.random is not None
-    transposes = fuse is EMPTY and not (source.packed or target.packed)
-    sizes = source.itemsize, target.itemsize
-    return strided_layout(source.shape, source.strides, target.strides, sizes, in_order, transposes)
-
-
-@lru_cache(maxsize=1024)
-def strided_layout(
-    shape: tuple[int, ...],
-    src_strides: tuple[int, ...] | None,
-    dst_strides: tuple[int, ...] | None,
-    itemsizes: tuple[int, int],
-    in_order: bool,
-    transposes: bool,
-) -> Layout:
-    """The layout where one side at least is not contiguous; it is "contiguous" all the same where both have their axes
-    in the same order, without gaps.
-
-    A packed side has no strides (None) and an itemsize of 1: as only the ratios of strides matter, it counts as bytes
-    in row-major order. `in_order`: elements are to be visited in row-major order, because random words belong to their
-    indices in it. `transposes`: there is a kernel of the shape "transposed".
-    """
-    axes = list(range(len(shape)))
-    if src_strides is not None and dst_strides is not None and not in_order:
-        # Any order will do, and the destination's makes long writes; a packed side is the row-major stream.
-        axes.sort(key=lambda axis: -abs(dst_strides[axis]))
-    row_major = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-    src, dst = ([(strides or row_major)[axis] for axis in axes] for strides in (src_strides, dst_strides))
-    dims = collapse([shape[axis] for axis in axes], src, dst)
-    n = math.prod(shape)
-    if not dims.lengths or (dims.src, dims.dst) == ((itemsizes[0],), (itemsizes[1],)):
-        return Layout("contiguous", None, n)
-    if transposes:
-        src_size, dst_size = itemsizes
-        transposed = squares(dims, src_size, dst_size, square_sides(8 * src_size, 8 * dst_size))
-        if transposed is not None:
-            return Layout("transposed", *transposed)
-    return Layout("strided", dims, n)
-
-
-def fused_values(fuse: Fuse) -> tuple[float, int, int, int, int, int, int]:
-    """The values of `FUSED`."""
-    number, scale_at = 1.0, 0
-    if isinstance(fuse.scale, float):
-        number = fuse.scale
-    elif fuse.scale is not None:
-        scale_at = fuse.scale.data.ptr
-    amax, finite = (0 if array is None else array.data.ptr for array in (fuse.amax, fuse.finite))
-    seed, offset = fuse.random or (0, 0)
-    # In `cast_many` the random words of one array follow those of the one before: the offset may be beyond 64 bits.
-    first = max(0, offset - _LAST)
-    return number, scale_at, amax, finite, seed, offset - first, first
 
 
 # ---- copies over the bus, and from device to device ----
@@ -235,3 +159,278 @@ def _index(x: Any) -> int:
     index = device_index(x)
     assert index is not None, "only arrays on a device come here"
     return index
+
+
+# ---- memory that calls keep ----
+
+#: Bytes of a cell: of a sector of its own, so that no other memory is in the way of its atomic operations.
+_CELL = 32
+#: The cells of calls whose memory is not kept, by device, stream and thread: work of one stream never overlaps, and
+#: CUDA's stream of each thread has one number in all of them. CuPy's pool of memory has the same rule.
+_CELLS: dict[tuple[int, int, int], Any] = {}
+ON_NEW_DRIVER.append(_CELLS.clear)
+#: FLOATs that calls were given as numbers, which no call writes, by the same and their values; and the most of them.
+_NUMBERS: dict[tuple[int, int, int, float], Any] = {}
+_MOST_NUMBERS = 256
+ON_NEW_DRIVER.append(_NUMBERS.clear)
+
+
+class Workspace:
+    """The memory of a call on a device apart from its results, by name. A result keeps its workspace (`kept`), so a
+    call that writes it again allocates nothing and can be captured in a CUDA graph.
+    """
+
+    def __init__(self, caller: str, device: int, *, kept: bool = False) -> None:
+        self._caller, self._device, self._kept = caller, device, kept
+        self._arrays: dict[tuple[str, tuple[int, ...], DType], Any] = {}
+        self._cell: Any = None
+
+    def array(self, name: str, shape: tuple[int, ...], kind: DType) -> Any:
+        """An array on the device, whichever is current. RuntimeError if it would have to be allocated in a capture."""
+        key = (name, shape, kind)
+        if key not in self._arrays:
+            self.check_capture()
+            with driver.driver().on(self._device):
+                self._arrays[key] = new(shape, kind)
+        return self._arrays[key]
+
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        """The arrays that there are, by a key of each."""
+        return [*self._arrays.items(), *([] if self._cell is None else [(_CELL, self._cell)])]
+
+    def kept(self, key: Any) -> Any:
+        """The array of a key of `items`; None where there is none."""
+        return self._cell if key is _CELL else self._arrays.get(key)
+
+    def cell(self) -> Any:
+        """Some bytes for kernels that find zeros there and leave zeros. RuntimeError as for `array`."""
+        if self._cell is None:
+            with driver.driver().on(self._device):
+                key = self._place()
+                # What is recorded has no memory.
+                own = self._kept or driver.is_dry_run()
+                self._cell = None if own else _CELLS.get(key)
+                if self._cell is None:
+                    self.check_capture()
+                    self._cell = driver.driver().to_device(np.zeros(_CELL, np.uint8))
+                    if not own:
+                        _CELLS[key] = self._cell
+                recording = THREAD.recording
+                if recording is not None and not self._kept:
+                    recording.cells.append(self._cell)
+        return self._cell
+
+    def number(self, value: float) -> Any:
+        """An array of one FLOAT on the device for the current stream, which stays. RuntimeError as for `array`."""
+        with driver.driver().on(self._device):
+            key = (*self._place(), value)
+            found = None if driver.is_dry_run() else _NUMBERS.get(key)
+            if found is None:
+                self.check_capture()
+                codes = np.array([value], np.float32).view(np.uint8)
+                found = driver.driver().to_device(codes).view(np.float32).reshape(())
+                if not driver.is_dry_run():
+                    if len(_NUMBERS) >= _MOST_NUMBERS:
+                        _NUMBERS.clear()
+                    _NUMBERS[key] = found
+        if THREAD.recording is not None:
+            THREAD.recording.numbers.append((found, value))
+        return found
+
+    def _place(self) -> tuple[int, int, int]:
+        """The device, which is the current one, its stream and this thread."""
+        return self._device, driver.driver().stream(), threading.get_ident()
+
+    def check_capture(self) -> None:
+        """RuntimeError while a CUDA graph is captured."""
+        with driver.driver().on(self._device):
+            check_allocation(self._caller, ", and make the same call with it once before the capture")
+
+
+# ---- plans: the module launches kernels that are kept by device ----
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    array: Any, rule: CastRule, packed: bool, fuses: bool, scaled: bool, amax: bool
+) -> tuple[Any, Kernels] | None:
+    """The plan for casts of arrays in one of CuPy's class `array`, packed elements or not, for each kind of kernel, and
+    its kernels; None where there is none."""
+    works = plans.works(rule, fuses, scaled)
+    if works is None:
+        return None
+    kernels = Kernels.of(fuses)
+    bits = rule.src.bits if packed else 0, rule.dst.bits if rule.dst.packed else 0
+    run = None if fuses else _strided(array, packed, rule)
+    made = plans.make("cupy", run, _empty(rule.dst), rule, works, *kernels, PackedArray, rule.dst, bits)
+    return made, kernels
+
+
+# The kernels are those of the driver with which they were loaded.
+ON_NEW_DRIVER.append(_plan.cache_clear)
+
+
+# For any call that these cannot serve, and for a wrong one, they do nothing and return None; then the checked path
+# serves the call, or raises.
+
+
+def _empty(kind: DType) -> Callable[[Any], Any]:
+    """``empty(x)``: a new row-major result for x, which is on the current device; None while a graph is captured."""
+    own, tag = driver.driver(), kind.numpy
+    capturing, array = own.capturing, own.empty
+    if kind.packed:
+        return lambda x: None if capturing() else new(x.shape, kind)
+    return lambda x: None if capturing() else array(x.shape, tag)
+
+
+def _strided(array: Any, from_packed: bool, rule: CastRule) -> Callable[..., Any]:
+    """``run(x, ..., out)`` of the plain casts of arrays of a class, or of packed elements in such, that are not all
+    row-major."""
+    own = driver.driver()
+    current, capturing, kind, tag = own.current, own.capturing, rule.dst, rule.dst.numpy
+    to_packed = rule.dst.packed
+    unpacked = rule.src.packed and not from_packed
+    itemsizes = (1 if from_packed else rule.src.numpy.itemsize, 1 if to_packed else tag.itemsize)
+    transposes = not (from_packed or to_packed)
+    loaded: dict[tuple[Shape, int], tuple[Kernel, driver.Launch]] = {}
+
+    def run(x: Any, seed: Any, offset: Any, scale: Any, amax: Any, out: Any) -> Any:
+        src = x.data if from_packed else x
+        if type(src) is not array or not x.size:
+            return None
+        device, flat = src.data.device_id, src._c_contiguous
+        if current() != device:
+            return None
+        if out is None:
+            if flat or capturing():
+                return None
+            out = new(x.shape, kind) if to_packed else new_strided(x.shape, x.strides, kind)
+            dst = out.data if to_packed else out
+        else:
+            dst = out.data if type(out) is PackedArray and to_packed else out
+            if type(dst) is not array or (flat and dst._c_contiguous) or out.dtype != (kind if to_packed else tag):
+                return None
+            if out.shape != x.shape or dst.data.device_id != device or not are_disjoint(src, dst):
+                return None
+        shape, dims, n = strided_layout(
+            x.shape,
+            None if from_packed else x.strides,
+            None if to_packed else dst.strides,
+            itemsizes,
+            False,
+            transposes,
+        )
+        found = loaded.get((shape, device))
+        if found is None:
+            kernel = plain_kernel(rule, shape, unpacked)
+            found = loaded[shape, device] = kernel, driver.ready(kernel, device)
+        kernel, launch = found
+        target, last = dst.data.ptr, b"" if dims is None else dims.packed
+        launch(kernel.blocks(n, target), driver.array_arguments(src.data.ptr, 0, target, n) + last)
+        return out
+
+    return run
+
+
+# ---- the engine ----
+
+
+class CudaEngine(Engine):
+    """Arrays of CuPy, and PackedArrays over them. RuntimeError for work that a CUDA graph cannot capture."""
+
+    device: int
+    packs = True
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+
+    def empty(self, shape: tuple[int, ...], kind: DType, packs: bool = False) -> Any:
+        with driver.driver().on(self.device):
+            check_allocation("empty")
+            return new(shape, kind)
+
+    def view(
+        self, address: int, shape: Lengths, strides: Lengths | None, kind: DType, owner: object, readonly: bool = False
+    ) -> Any:
+        import cupy
+
+        code = kind.code_numpy
+        nbytes = math.prod(shape) * code.itemsize
+        if strides is not None:
+            nbytes = code.itemsize + sum(step * (n - 1) for step, n in zip(strides, shape, strict=True) if step > 0)
+        memory = cupy.cuda.UnownedMemory(address, nbytes, owner, self.device)
+        return cupy.ndarray(shape, code, cupy.cuda.MemoryPointer(memory, 0), strides).view(kind.numpy)
+
+    def take(self, x: Any) -> Any:
+        return x if device_index(x) == self.device else to_device(x, self.device)
+
+    def received(self, y: Array, packed: bool) -> Array:
+        x = y.array if y.packed or not y.dtype.packed or y.device is not None else PackedArray.pack(y.array)
+        return Array.of(self.take(x), y.dtype)
+
+    def number(self, x: Any) -> Any:
+        return x
+
+    def reads(self, x: Any) -> bool:
+        return is_aligned(x)
+
+    def run(self, calls: Sequence[Call], library: Library | None = None) -> None:
+        cuda = driver.usable(calls[0].caller)
+        stream = None if library is None else library.stream(self.device)
+        with cuda.on(self.device) if stream is None else cuda.using(stream, self.device):
+            for run in self.prepare(calls):
+                run()
+
+    def prepare(self, calls: Sequence[Call]) -> list[Callable[[], None]]:
+        live: list[Call] = []
+        for call in calls:
+            if call.target is None:
+                call.target = empty_like(call.source, call.rule.dst, call.caller)
+            if call.source.size:
+                live.append(call)
+        return launches(live, self.device) if len(live) > 1 else list(map(launch_of, live))
+
+    def is_unchanged(self, call: Call) -> bool:
+        # To look at bits there would mean to wait for the device.
+        kind = call.source.dtype
+        return kind is call.rule.dst and not (kind.packed or kind.family == "bool")
+
+    def plan(self, call: Call) -> Any:
+        import cupy
+
+        source, rule = call.source, call.rule
+        array: Any = type(source.data)
+        if array is not cupy.ndarray or type(source.array) not in (array, PackedArray):
+            return None
+        fuses, ops = call.fuse is not EMPTY, PLAIN if call.fuse is EMPTY else FusedOps.of(call.fuse)
+        known = _plan(array, rule, source.packed, fuses, ops.scaling != "none", ops.amax)
+        if known is None:
+            return None
+        plan, kernels = known
+        self.add_kernel(kernels, rule, ops, rule.src.packed and not source.packed)
+        return plan
+
+    def add_kernel(self, kernels: Kernels, rule: CastRule, ops: FusedOps, unpacked: bool = False) -> None:
+        loaded = driver.loaded(cast_kernel(rule, "contiguous", unpacked, ops), self.device)
+        if loaded is not None:
+            by_double, by_float = kernels
+            (by_double if ops.scaling == "wide" or by_float is None else by_float)[self.device] = loaded
+
+    def require(self, caller: str) -> None:
+        devices.require(caller)
+
+    def workspace(self, caller: str) -> Any:
+        return Workspace(caller, self.device, kept=True)
+
+    def stream(self, library: Library | None) -> int:
+        stream = None if library is None else library.stream(self.device)
+        if stream is not None:
+            return stream
+        with driver.driver().on(self.device):
+            return driver.driver().stream()
+
+    @contextlib.contextmanager
+    def using(self, stream: int | None, owners: Iterable[Lent | None] = ()) -> Iterator[None]:
+        assert stream is not None, "each device has one"
+        with streams.on({self.device: stream}, owners), driver.driver().on(self.device):
+            yield

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpucast.arrays.array import Array
 from gpucast.arrays.libraries import Lent, Library
@@ -15,7 +15,12 @@ from gpucast.core.dtypes import DType
 from gpucast.core.fuse import EMPTY, Fuse
 from gpucast.core.rule import CastRule, resolve
 
+if TYPE_CHECKING:
+    from gpucast.casting.plans import Kernels
+    from gpucast.kernel.fused_kernel import FusedOps
+
 _T = TypeVar("_T")
+Lengths = tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -51,6 +56,10 @@ class Engine(ABC):
     device: int | None = None
     #: Whether the results of packed types are packed here, whatever the source.
     packs = False
+    #: Whether texts are here.
+    has_text = False
+    #: Whether a call has done its work when it returns.
+    waits = False
 
     # ---- arrays ----
 
@@ -60,8 +69,11 @@ class Engine(ABC):
         while a CUDA graph is captured."""
 
     @abstractmethod
-    def empty_like(self, source: Array, kind: DType) -> Array:
-        """Memory for the cast of an array that is here."""
+    def view(
+        self, address: int, shape: Lengths, strides: Lengths | None, kind: DType, owner: object, readonly: bool = False
+    ) -> Any:
+        """An array over memory here, which `owner` keeps alive. `strides`: in bytes, None for C order. Types below one
+        byte have an element per byte."""
 
     @abstractmethod
     def take(self, x: Any) -> Any:
@@ -86,10 +98,9 @@ class Engine(ABC):
         """The functions that run calls whose arrays are here. Whatever may fail, but for text, fails in this method. A
         call without a target has a new one when it has run."""
 
-    def run(self, calls: Sequence[Call]) -> None:
-        """Run calls whose arrays are here."""
-        for run in self.prepare(calls):
-            run()
+    @abstractmethod
+    def run(self, calls: Sequence[Call], library: Library | None = None) -> None:
+        """Run calls whose arrays are here, on the stream of a library. DeviceUnavailable where that cannot be."""
 
     def copy(self, y: Array, target: Array) -> None:
         """Copy an array that is here into another one of its dtype."""
@@ -103,6 +114,10 @@ class Engine(ABC):
     @abstractmethod
     def plan(self, call: Call) -> Any:
         """The plan for calls like one that has run; None where there is none."""
+
+    @abstractmethod
+    def add_kernel(self, kernels: Kernels, rule: CastRule, ops: FusedOps, unpacked: bool = False) -> None:
+        """Let a plan launch the kernel of a contiguous cast, if one is loaded here."""
 
     def require(self, caller: str) -> None:  # noqa: B027 (a default)
         """DeviceUnavailable unless calls can run here."""

@@ -19,7 +19,7 @@ HOST = host.HOST
 @lru_cache
 def of(device: int | None) -> Engine:
     """The engine of a device, by its index, or of the host (None)."""
-    return HOST if device is None else casting.cuda_engine.CudaEngine(device)
+    return HOST if device is None else casting.cuda.CudaEngine(device)
 
 
 def of_array(x: Any) -> Engine:
@@ -32,11 +32,13 @@ def of_any(*arrays: Any) -> Engine:
     return next((one for one in map(of_array, arrays) if one is not HOST), HOST)
 
 
-def named(place: str | None, caller: str, default: Engine = HOST) -> Engine:
-    """The engine that a `device` keyword names, parsed. DeviceUnavailable for a device that cannot be used."""
-    if place is None:
+def named(device: Any, caller: str, default: Engine = HOST) -> Engine:
+    """The engine that a `device` keyword names; None: the default. DeviceUnavailable for a device that cannot be used,
+    TypeError or ValueError for other keywords."""
+    if device is None:
         return default
-    return HOST if place == "cpu" else of(devices.index(place, caller))
+    place = devices.parse(device, caller)
+    return HOST if place == "cpu" else of(devices.index(str(place), caller))
 
 
 def to_host(x: Any) -> Any:

@@ -92,10 +92,6 @@ def resolve_scale(scale: Any, device: int | None, caller: str, count: int = 1) -
 def resolve_amax(amax: Any, device: int | None, caller: str, count: int = 1) -> Any:
     """The keyword `amax`, as `resolve_scale`: an array of one FLOAT that can be written, on x's side; of `count` arrays
     of one for all, or of as many in a row."""
-    # As most calls have it: what follows takes longer than a small cast.
-    if device is None and type(amax) is np.ndarray and amax.dtype is _FLOAT.numpy:
-        if amax.size == 1 and amax.flags.writeable:
-            return amax
     array = _array("amax", amax, (_FLOAT,), caller, writing=True, count=count)
     _check_place("amax", array, device, caller)
     if not (is_writable(array) and array.dtype.isnative):
@@ -114,8 +110,11 @@ def resolve_finite(finite: Any, device: int | None, caller: str) -> Any:
 
 def _array(name: str, value: Any, kinds: tuple[DType, ...], caller: str, *, writing: bool, count: int = 1) -> Any:
     """An array of one element of some kinds, or of `count`."""
-    adapter = None if isinstance(value, numbers.Number) else libraries.find(value)
-    array = value if adapter is None else adapter.take(value, f"{caller}: {name}", writing)
+    # As most calls have it: what follows takes longer than a small cast.
+    if type(value) is np.ndarray and value.size == 1 and value.dtype in [kind.numpy for kind in kinds]:
+        return value
+    library = None if isinstance(value, numbers.Number) else libraries.find(value)
+    array = value if library is None else library.take(value, f"{caller}: {name}", writing)
     unmasked(array, f"{caller}: {name}")
     if isinstance(array, np.ndarray):
         # Such as np.matrix change what reshaping means.

@@ -6,27 +6,47 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucast import casting, host
 from gpucast.arrays.array import Array, result_like
+from gpucast.arrays.libraries import Library
 from gpucast.arrays.overlap import bounds_meet
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.casting import plans
-from gpucast.casting.engine import Call, Engine
+from gpucast.casting.engine import Call, Engine, Lengths
+from gpucast.casting.plans import Kernels
 from gpucast.core.checks import as_double
 from gpucast.core.dtypes import DType
 from gpucast.core.fuse import EMPTY
+from gpucast.core.rule import CastRule
 from gpucast.host import numbers
+
+if TYPE_CHECKING:
+    from gpucast.kernel.fused_kernel import FusedOps
 
 NDArray = npt.NDArray[Any]
 
 
+class _Memory:
+    """The object that NumPy makes an array of. The array keeps it alive, and it keeps the owner alive."""
+
+    def __init__(
+        self, address: int, shape: Lengths, strides: Lengths | None, code: str, owner: object, readonly: bool
+    ) -> None:
+        self.owner = owner
+        self.__array_interface__ = {
+            "version": 3, "typestr": code, "shape": shape, "strides": strides, "data": (address, readonly),
+        }  # fmt: skip
+
+
 class HostEngine(Engine):
     """Arrays of NumPy, and PackedArrays over them."""
+
+    has_text = waits = True
 
     def empty(self, shape: tuple[int, ...], kind: DType, packs: bool = False) -> Any:
         if packs and kind.packed:
@@ -45,6 +65,13 @@ class HostEngine(Engine):
             array = np.empty(source.shape, kind.numpy)
         return result_like(source, array, kind)
 
+    def view(
+        self, address: int, shape: Lengths, strides: Lengths | None, kind: DType, owner: object, readonly: bool = False
+    ) -> Any:
+        if 0 in shape:
+            return np.empty(shape, kind.numpy)
+        return np.asarray(_Memory(address, shape, strides, kind.code_numpy.str, owner, readonly)).view(kind.numpy)
+
     def take(self, x: Any) -> Any:
         return x if device_index(x) is None else casting.cuda.to_host(x)
 
@@ -54,6 +81,10 @@ class HostEngine(Engine):
 
     def number(self, x: Any) -> float:
         return as_double(x.reshape(())[()])
+
+    def run(self, calls: Sequence[Call], library: Library | None = None) -> None:
+        for run in self.prepare(calls):
+            run()
 
     def prepare(self, calls: Sequence[Call]) -> list[Callable[[], None]]:
         waiting: list[bool | None] = []
@@ -96,6 +127,9 @@ class HostEngine(Engine):
             return plans.of_packed(*how)
         return plans.of_arrays(*how) if kind is np.ndarray and call.source.array.dtype.isnative else None
 
+    def add_kernel(self, kernels: Kernels, rule: CastRule, ops: FusedOps, unpacked: bool = False) -> None:
+        """The host has loops."""
+
 
 def _cast(calls: Sequence[Call], waiting: Sequence[bool | None], room: NDArray) -> None:
     """`waiting`: whether a target is written when all is read; None for text."""
@@ -105,13 +139,15 @@ def _cast(calls: Sequence[Call], waiting: Sequence[bool | None], room: NDArray) 
             call.target = host.text.apply(source, rule, target)
             continue
         assert target is not None, "memory has been allocated"
+        # Without subclasses such as np.matrix, which change reshaping and assignment.
+        x = source.array if source.packed else source.data
         if waits:
             order: Any = "F" if source.data.flags.fnc else "C"
             result = np.ndarray(source.shape, rule.dst.numpy, room, order=order)
-            numbers.into(source.plain, rule, result, call.fuse)
+            numbers.into(x, rule, result, call.fuse)
             target.data[...] = result
         else:
-            numbers.into(source.plain, rule, target.plain, call.fuse)
+            numbers.into(x, rule, target.array if target.packed else target.data, call.fuse)
 
 
 HOST = HostEngine()

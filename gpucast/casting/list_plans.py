@@ -18,7 +18,6 @@ import numpy as np
 
 from gpucast import casting, kernel
 from gpucast.arrays import libraries
-from gpucast.arrays.bitpacking import address_of, namespace
 from gpucast.arrays.libraries import Library
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import plans
@@ -217,9 +216,9 @@ def keep(calls: Sequence[Call], outs: list[Any] | None, to: Any, dst: DType, opt
 
 def check_scale(given: Sequence[Any], options: Options) -> None:
     """ValueError for a scale that its library would not cast its own arrays with."""
-    adapter = None if options.scale is None else libraries.find(options.scale)
-    if adapter is not None and any(libraries.find(x) is adapter for x in given):
-        adapter.check_scale(options.scale, options.caller)
+    library = None if options.scale is None else libraries.find(options.scale)
+    if library is not None and any(libraries.find(x) is library for x in given):
+        library.check_scale(options.scale, options.caller)
 
 
 def _is_plain(call: Call) -> bool:
@@ -268,7 +267,7 @@ def _keep_on_device(
     places = {"src": live, "dst": [first + i for i in live], "scale_at": [len(given)] * (reads - len(given))}
     places |= {"amax": [count - 1 - (finite is not None)] * (options.amax is not None)}
     places |= {"finite": [count - 1] * (finite is not None)}
-    steps = casting.cuda_batches.CastBatch([calls[i] for i in live], device).steps(places)
+    steps = casting.cuda_launches.CastBatch([calls[i] for i in live], device).steps(places)
     program = kernel.recording.repeated(steps, arrays[:count], reads, [one.address for one in arrays[count:]], device)
     before = known.calls.get(key)
     if before is None:
@@ -283,18 +282,10 @@ def _keep_on_device(
 
 def _placed(arrays: list[Any], library: Library | None) -> list[Any] | None:
     """Each as `gpucast.kernel.recording.Given`, if all are such as plans serve."""
-    if library is not None:
-        found = library.placed(arrays)
-        if found is None:
-            return None
-        held, addresses = arrays, found[1]
-    else:
-        held = [x.data if type(x) is PackedArray else x for x in arrays]
-        if any(type(x) is not getattr(namespace(x), "ndarray", None) for x in held):
-            return None
-        addresses = list(map(address_of, held))
+    held = [x.data if type(x) is PackedArray else x for x in arrays]
+    found = kernel.recording.placed(held, library, len(held))
     given = kernel.recording.Given
-    return [given(type(x), x.shape, x.dtype, x.nbytes, at) for x, at in zip(held, addresses, strict=True)]
+    return found and [given(type(x), x.shape, x.dtype, x.nbytes, at) for x, at in zip(held, found[1], strict=True)]
 
 
 def _new(calls: Sequence[Call], library: Library | None) -> Callable[[list[Any]], tuple[list[Any], list[int]] | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -99,6 +99,17 @@ forget: Callable[[], None] = _nothing if MODULE is None else MODULE.forget
 count: Callable[[], int] = (lambda: 0) if MODULE is None else MODULE.count_plans
 
 
+class Kernels(NamedTuple):
+    """The kernels of a plan by device: those that multiply by any DOUBLE, and those by a scale that FLOAT has."""
+
+    by_double: dict[int, Any]
+    by_float: dict[int, Any] | None
+
+    @classmethod
+    def of(cls, fuses: bool) -> Kernels:
+        return cls({}, {} if fuses else None)
+
+
 def make(
     kind: Literal["numpy", "cupy", "packed", "tensors", "list", "quantized", "dequantized", ""],
     run: Callable[..., Any] | None = None,
@@ -131,7 +142,7 @@ def keep(x: Any, to: Any, options: Options, rule: CastRule, plan: Any) -> None:
 
 
 def works(rule: CastRule, fuses: bool, scaled: bool) -> bytes | None:
-    """What loops do in a plan; None where the module has none, as for types that came later."""
+    """The work of loops in a plan; None where the module has none, as for types that came later."""
     if MODULE is None or rule.src not in DTYPES or rule.dst not in DTYPES or not has_arrays(rule):
         return None
     try:

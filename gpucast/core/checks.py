@@ -65,7 +65,7 @@ def is_number(value: Any) -> bool:
 
 @exact()
 def rounded(value: Any, kind: Any) -> float:
-    """What `is_number` takes, rounded to nearest once. `kind`: NumPy's type of FLOAT or DOUBLE."""
+    """A number that `is_number` takes, rounded to nearest once. `kind`: NumPy's type of FLOAT or DOUBLE."""
     if isinstance(value, (np.generic, np.ndarray)):
         value = value.item()
     double = as_double(value)

@@ -46,7 +46,7 @@ def meant(word: object, known: Iterable[str]) -> str:
 
 
 def reason_of(error: OSError) -> str:
-    """What the system says of an error; of a file in a folder that is not there, also which one that is."""
+    """The system's words for an error; of a file in a missing folder, also the name of that folder."""
     said = error.strerror or str(error)
     folder = os.path.dirname(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else ""
     if error.errno == errno.ENOENT and folder and not os.path.isdir(folder):

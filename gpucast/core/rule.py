@@ -61,6 +61,8 @@ class Options(NamedTuple):
     copy: Any = True
     caller: str = "cast"
     versions: tuple[int, ...] = CAST_VERSIONS
+    #: The name of the argument that says the new type.
+    argument: str = "to"
 
     @property
     def fuses(self) -> bool:
@@ -75,14 +77,14 @@ ATTRIBUTES = Options._fields[:5]
 BY_RULE_SOURCES = tuple(map(dtype, ("DOUBLE", "INT64", "UINT64")))
 
 
-def destination(to: Any, caller: str) -> DType:
-    """The dtype to cast to: `to` of `gpucast.cast`, or the dtype of `like` of `cast_like`, as the TypeError says."""
-    return dtype(to, caller="cast: to=" if caller == "cast" else f"{caller}: like.dtype=")
+def destination(to: Any, options: Options) -> DType:
+    """The dtype to cast to. The TypeError names the caller and the argument."""
+    return dtype(to, caller=f"{options.caller}: {options.argument}=")
 
 
 @dataclass(frozen=True)
 class CastRule:
-    """What one cast does. Fields that do not matter for the pair have their default, so equal rules compare equal.
+    """The decisions of a cast. Fields that do not matter for the pair have their default, so equal rules compare equal.
 
     - `overflow`: to integers "wrap" or "saturate"; to wide floats "infinity" or "saturate"; to the narrow floats that
       have a NaN (float8, FLOAT8E8M0) "saturate", or else "infinity" where the type has one and "nan" where not; to the

@@ -3,10 +3,10 @@
 
 from gpucast.core import packages
 from gpucast.libraries import dask
-from gpucast.libraries.dask import ADAPTER, cast
+from gpucast.libraries.dask import LIBRARY, cast
 
 __doc__ = dask.__doc__
 
-__all__ = ["ADAPTER", "cast"]
+__all__ = ["LIBRARY", "cast"]
 
 packages.publish(globals())

@@ -78,7 +78,7 @@ class Kind(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A kernel that casts many arrays, and what its table is filled by. `Kernel.arguments` has that table alone."""
+    """A kernel that casts many arrays, and the numbers that fill its table. `Kernel.arguments` has that table alone."""
 
     kernel: Kernel
     #: The most arrays of a launch.

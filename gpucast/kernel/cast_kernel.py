@@ -124,7 +124,7 @@ def entries(rule: CastRule, src_bits: int) -> DType | None:
 
 
 def without_table(rule: CastRule, src_bits: int) -> str:
-    """The preprocessor's condition for what makes the table of `entries` needless; "" for none."""
+    """The preprocessor's condition under which the table of `entries` is needless; "" for none."""
     src, dst = rule.src, rule.dst
     if src.is_float and src_bits == 6 and dst.bits < 8:
         return "GPUCAST_ARCH >= 1000"
@@ -240,5 +240,5 @@ def _unit(bits: int) -> int:
 
 
 def kernel_name(rule: CastRule, shape: Shape = "contiguous", unpacked: bool = False) -> str:
-    """The name of a kernel: that of its rule, and what sets it apart from others of the rule."""
+    """The name of a kernel: its rule's, and words for the shape and unpacked sources."""
     return "_".join([rule.function, *["unpacked"] * unpacked, *[shape] * (shape != "contiguous")])

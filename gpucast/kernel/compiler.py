@@ -11,16 +11,16 @@ import json
 import os
 import re
 import threading
-from dataclasses import dataclass
 from functools import lru_cache
 
+from gpucast.core.arithmetic import exact
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.kernel import nvrtc
 from gpucast.kernel.cache import KERNELS, Cache, cache_folder, digest, limit, read_folder
-from gpucast.kernel.nvrtc import CompileError, Nvrtc
+from gpucast.kernel.nvrtc import Compiled, CompileError, Nvrtc
 from gpucast.kernel.nvrtc_search import NvrtcCopy, find
 
-__all__ = ["CompileError", "Compiler", "Cubin", "architecture", "compile", "compile_for", "compiler"]
+__all__ = ["CompileError", "Compiler", "architecture", "compile", "compile_for", "compiler"]
 
 #: Part of every key: raise it when the contents of an entry change.
 _FORMAT = "1"
@@ -30,20 +30,6 @@ _OLDEST = 75
 #: e8m0); sm_90a adds matrix instructions only.
 _SPECIFIC = 100
 _ARCH = re.compile(r"(?:(sm|compute)_)?(\d+)(?:\.(\d))?([af]?)")
-
-
-@dataclass(frozen=True)
-class Cubin:
-    """A compiled kernel, for the driver to load: a cubin, or PTX where `arch` is "compute_..."."""
-
-    #: The name of the kernel function.
-    name: str
-    #: Such as "sm_90", "sm_100a" or "compute_121".
-    arch: str
-    #: PTX ends in a zero byte.
-    code: bytes
-    #: The compiler's warnings; usually "".
-    log: str
 
 
 class Compiler:
@@ -70,7 +56,8 @@ class Compiler:
         """The architectures that both NVRTC and the kernels support, ascending."""
         return tuple(number for number in self.architectures if number >= _OLDEST)
 
-    def compile(self, text: str, name: str, arch: str) -> Cubin:
+    @exact()
+    def compile(self, text: str, name: str, arch: str) -> Compiled:
         """The kernel `name` in `text`, compiled for `arch`, from the cache where it is there.
 
         CompileError when NVRTC refuses it, DeviceUnavailable when NVRTC or its builtins cannot be loaded.
@@ -91,7 +78,7 @@ class Compiler:
             with self._lock:
                 self._gates.pop(key, None)
         size = 4 + int.from_bytes(entry[:4], "little")
-        return Cubin(name, arch, entry[size:], entry[4:size].decode())
+        return Compiled(entry[size:], entry[4:size].decode())
 
     def architecture(self, capability: tuple[int, int], specific: bool = True) -> str:
         """The architecture to compile for, given a device's compute capability such as (9, 0).
@@ -184,7 +171,7 @@ def _compiler() -> Compiler:
     return Compiler(find(), kept)
 
 
-def compile(text: str, name: str, arch: str) -> Cubin:
+def compile(text: str, name: str, arch: str) -> Compiled:
     """`Compiler.compile` of this process's compiler."""
     return compiler().compile(text, name, arch)
 

@@ -46,9 +46,7 @@ def place(number: int | None) -> str:
 
 def require(caller: str) -> None:
     """DeviceUnavailable, with the reason and the remedy, unless casts can run on a GPU here."""
-    problem = unavailable()
-    if problem is not None:
-        raise DeviceUnavailable(f"{caller}: no GPU can be used here: {problem[0]}; {problem[1]}")
+    kernel.driver.usable(caller)
 
 
 def index(device: str, caller: str) -> int:

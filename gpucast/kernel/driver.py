@@ -365,8 +365,8 @@ class CupyDriver:
 _driver: Driver = CupyDriver()
 #: What the calls of this thread use instead, where it runs nothing.
 _recorder: ContextVar[Driver | None] = ContextVar("gpucast_recorder", default=None)
-#: By device.
-_loaded: dict[tuple[Kernel, int], Launch] = {}
+#: By the name and the line of a kernel, which tell it from all others, and the device.
+_loaded: dict[tuple[str, str, int], Launch] = {}
 _available = False
 
 
@@ -383,6 +383,15 @@ def unavailable() -> tuple[str, str] | None:
 
 
 def driver() -> Driver:
+    return _recorder.get() or _driver
+
+
+def usable(caller: str) -> Driver:
+    """The driver, for work that a call gives it. DeviceUnavailable, with the reason and the remedy, where there is no
+    GPU for it."""
+    problem = unavailable()
+    if problem is not None:
+        raise DeviceUnavailable(f"{caller}: no GPU can be used here: {problem[0]}; {problem[1]}")
     return _recorder.get() or _driver
 
 
@@ -420,7 +429,8 @@ def ready(kernel: Kernel, device: int) -> Launch:
     recorder = _recorder.get()
     if recorder is not None:
         return recorder.load(kernel)
-    found = _loaded.get((kernel, device))
+    key = kernel.name, kernel.line, device
+    found = _loaded.get(key)
     if found is None:
         if _driver.capturing():
             raise RuntimeError(
@@ -428,7 +438,7 @@ def ready(kernel: Kernel, device: int) -> Launch:
                 "captured; make the call once before the capture (gpucast.warmup compiles most kernels ahead of time)"
             )
         # Two threads may both load: the second finds the cubin in the cache, and either kernel serves.
-        found = _loaded[kernel, device] = _driver.load(kernel)
+        found = _loaded[key] = _driver.load(kernel)
     return found
 
 
@@ -440,7 +450,7 @@ def load(kernel: Kernel, device: int) -> Launch:
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
     """`Driver.empty`."""
-    array = driver().empty(shape, dtype, strides)
+    array = (_recorder.get() or _driver).empty(shape, dtype, strides)
     recording = THREAD.recording
     if recording is not None:
         recording.made.append(array)
@@ -456,7 +466,7 @@ def moves() -> None:
 
 def loaded(kernel: Kernel, device: int) -> Launch | None:
     """The kernel if it is loaded on a device."""
-    return None if is_dry_run() else _loaded.get((kernel, device))
+    return None if _recorder.get() is not None else _loaded.get((kernel.name, kernel.line, device))
 
 
 #: The arguments of a kernel of one array, but for the struct that some have after these: (src, src_bit, dst, n).

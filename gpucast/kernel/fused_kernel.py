@@ -52,7 +52,7 @@ _TILE = 4
 
 
 class FusedOps(NamedTuple):
-    """What is fused with a cast: a scale, an amax, a check for finite sources. Random rounding is part of the rule."""
+    """The operations fused with a cast: scale, amax, a check for finite sources. Random rounding is in the rule."""
 
     scaling: Scaling = "none"
     amax: bool = False
@@ -78,40 +78,41 @@ def cast_kernel(rule: CastRule, shape: Shape = "contiguous", unpacked: bool = Fa
 
 
 @lru_cache(maxsize=1024)
-def fused_kernel(rule: CastRule, ops: FusedOps, shape: Shape = "contiguous", unpacked: bool = False) -> Kernel:
-    """The kernel of a cast by a `gpucast.core.rule.resolve`, with the operations `ops`.
+def fused_kernel(
+    rule: CastRule, ops: FusedOps, shape: Shape = "contiguous", unpacked: bool = False, back: CastRule | None = None
+) -> Kernel:
+    """The kernel of a cast by a `gpucast.core.rule.resolve`, with the operations `ops`; with `back` the kernel
+    of a cast there and back, which casts the results by that rule, times the inverse of the scale.
 
-    ValueError for the shape "transposed" and where nothing is fused.
+    ValueError for the shape "transposed", and where nothing is fused.
     """
     src, dst = rule.src, rule.dst
     if shape == "transposed":
         raise ValueError("fused_kernel: a fused cast has no transposed kernel; expected 'contiguous' or 'strided'")
-    if not ops.fuses(rule):
+    if back is None and not ops.fuses(rule):
         raise ValueError(
             f"fused_kernel: {src.name} to {dst.name} with nothing beside is a plain cast; see plain_kernel"
         )
-    plain, unpacked = plain_kernel(resolve(src, dst), shape, unpacked), unpacked and src.packed
-    src_bits = 8 if unpacked else src.bits
-    name = fused_name(rule, ops, shape, unpacked)
-    head = f"{name}, {src.name}, {dst.name}, {src_bits}, {template_options(ops)}"
+    plain = plain_kernel(resolve(src, dst if back is None else src), shape, unpacked)
+    src_bits = 8 if unpacked and src.packed else src.bits
+    name, parts = fused_name(rule, ops, shape, unpacked and src.packed), FUSED_PARTS
+    bits, macro = f"{src_bits}, ", "FUSED"
+    if back is not None:
+        name, bits, macro, parts = name.replace("_to_", "_as_", 1), "", "FAKE", (*FUSED_PARTS, "fake.cu")
+    rules = {f"{name}_rule": rule} | ({} if back is None else {f"{name}_back": back})
+    head = f"{name}, {src.name}, {dst.name}, {bits}{template_options(ops)}"
     tile, elements, ahead, given = plain.tile, plain.elements, 0, FUSED_DIMS.of(MAX_DIMS)
     if shape == "strided":
-        line = f"GPUCAST_FUSED_STRIDED({head}, {MAX_DIMS}, {elements}, {THREADS})\n"
+        line = f"GPUCAST_{macro}_STRIDED({head}, {MAX_DIMS}, {elements}, {THREADS})\n"
     else:
         tile, tiles = fused_tiles(rule, ops, plain.tile, src_bits)
         elements, ahead, given = tile * tiles, tile - 1, FUSED
-        line = f"GPUCAST_FUSED_CONTIGUOUS({head}, {tile}, {tiles}, {THREADS})\n"
+        line = f"GPUCAST_{macro}_CONTIGUOUS({head}, {tile}, {tiles}, {THREADS})\n"
+    typedefs = "".join(f"typedef CastRule<{options(one)}> {of};\n" for of, one in rules.items())
     return Kernel(
-        name,
-        FUSED_PARTS,
-        (src, _FLOAT, _DOUBLE, dst),
-        f"namespace gpucast {{\ntypedef CastRule<{options(rule)}> {name}_rule;\n}}\n{line}",
-        THREADS,
-        array_and(given),
-        elements,
-        tile,
-        ahead,
-    )
+        name, parts, (src, _FLOAT, _DOUBLE, dst), f"namespace gpucast {{\n{typedefs}}}\n{line}", THREADS,
+        array_and(given), elements, tile, ahead,
+    )  # fmt: skip
 
 
 def template_options(ops: FusedOps) -> str:

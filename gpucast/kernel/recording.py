@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call on a device does, recorded so that a plan can repeat it: launches, and new memory.
+"""The launches and new memory of a call on a device, recorded so that a plan can repeat them.
 
 A program is what was recorded, with the places of addresses in the arguments of its launches. It serves arrays that lie
 as those of the call did, in other memory. The extension module runs it (``kernels/host/programs.hpp``).
@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.libraries import Library
 from gpucast.core.extension import MODULE
 from gpucast.core.fuse import Random
 from gpucast.kernel.fields import Fields
@@ -55,7 +57,7 @@ class Recording:
 
 
 class _OfThread(threading.local):
-    """What belongs to a thread."""
+    """The recording of a thread."""
 
     recording: Recording | None = None
 
@@ -86,6 +88,38 @@ class Given(NamedTuple):
     dtype: Any
     nbytes: int
     address: int
+
+
+def placed(arrays: Sequence[Any], library: Library | None, reads: int) -> tuple[int, list[int]] | None:
+    """The device and the addresses of row-major arrays of CuPy and of a library, of which the first are read and the
+    others written; None for arrays of which one is another, or on another device. The library is asked once for all."""
+    devices: set[int | None] = set()
+    addresses = [0] * len(arrays)
+    read: list[int] = []
+    written: list[int] = []
+    for i, x in enumerate(arrays):
+        if not is_native(x):
+            (read if i < reads else written).append(i)
+        elif not x._c_contiguous:
+            return None
+        else:
+            devices.add(int(x.data.device_id))
+            addresses[i] = int(x.data.ptr)
+    for places in filter(None, (read, written)):
+        found = None if library is None else library.placed([arrays[i] for i in places], places is written)
+        if found is None:
+            return None
+        devices.add(found[0])
+        for i, address in zip(places, found[1], strict=True):
+            addresses[i] = address
+    device = devices.pop() if len(devices) == 1 else None
+    return None if device is None else (device, addresses)
+
+
+def is_native(x: Any) -> bool:
+    """Whether x is an array of CuPy, and no other class of its library."""
+    module = namespace(x)
+    return module is not None and type(x) is module.ndarray and hasattr(x, "_c_contiguous")
 
 
 class Memory(NamedTuple):

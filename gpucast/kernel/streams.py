@@ -33,11 +33,11 @@ def visit(x: Any, *others: Any, device: Any = None) -> Iterator[None]:
     libraries without streams of their own, work runs on CuPy's current stream.
     """
     given = [x, *(one for one in others if one is not None)]
-    adapters = list(map(_adapter, given))
-    if not any(adapters):
+    of_given = list(map(_library, given))
+    if not any(of_given):
         yield
         return
-    own, *lent = map(_owner, given, adapters)
+    own, *lent = map(_owner, given, of_given)
     places = {
         index
         for index in (None if own is None else own.device, None if device is None else _index(device))
@@ -48,16 +48,15 @@ def visit(x: Any, *others: Any, device: Any = None) -> Iterator[None]:
         yield
         return
     streams: dict[int, int] = {}
-    if adapters[0] is not None and places:
-        home = adapters[0].home(x)
-        streams = {index: stream for index in places if (stream := home.stream(index)) is not None}
+    if of_given[0] is not None and places:
+        streams = {index: stream for index in places if (stream := of_given[0].stream(index)) is not None}
     if own is not None and own.device not in streams:
         lent.append(own)
     with on(streams, lent):
         try:
             yield
         finally:
-            if any(one is not None and one.settles for one in adapters):
+            if any(one is not None and one.settles for one in of_given):
                 _settle({*places, *(one.device for one in lent if one is not None)})
 
 
@@ -98,17 +97,17 @@ def _joined(streams: Mapping[int, int], owners: Iterable[tuple[int, int]]) -> It
 
 def owner(x: Any) -> Lent | None:
     """The device of an array and the stream of its owner; None on the host, and for other objects."""
-    return _owner(x, _adapter(x))
+    return _owner(x, _library(x))
 
 
-def _owner(x: Any, adapter: Library | None) -> Lent | None:
+def _owner(x: Any, library: Library | None) -> Lent | None:
     if isinstance(x, Owned):
         x, index = x.array, device_index(x.array)
-        stream = None if adapter is None or index is None else adapter.stream(index)
+        stream = None if library is None or index is None else library.stream(index)
         if index is not None and stream is not None:
             return Lent(index, stream)
-    elif adapter is not None:
-        return adapter.lent(x)
+    elif library is not None:
+        return library.lent(x)
     index = device_index(x)
     if index is None:
         return None
@@ -116,7 +115,7 @@ def _owner(x: Any, adapter: Library | None) -> Lent | None:
         return Lent(index, kernel.driver.driver().stream())
 
 
-def _adapter(x: Any) -> Library | None:
+def _library(x: Any) -> Library | None:
     if isinstance(x, Owned):
         # The host has no streams, and the library need not be there.
         return None if x.library is None or device_index(x.array) is None else libraries.of_library(x.library)

@@ -45,7 +45,7 @@ class Dims:
         return DIMS.of(MAX_DIMS).pack(*self.values(MAX_DIMS))
 
     def values(self, limit: int) -> tuple[int, ...]:
-        """Those of `DIMS` with room for so many dimensions. ValueError if there are more."""
+        """The values of `DIMS` for at most so many dimensions. ValueError if there are more."""
         # A kernel asks for a dimension, also where there is one element.
         lengths, src, dst = (self.lengths, self.src, self.dst) if self.lengths else ((1,), (0,), (0,))
         count = len(lengths)

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpucast import kernel
 from gpucast.arrays.libraries import Lent, Library
-from gpucast.arrays.unowned import view_at
+from gpucast.casting import engines
 from gpucast.core.dtypes import dtype
 from gpucast.kernel import devices
 
@@ -54,7 +54,7 @@ class CudaArrayLibrary(Library):
         if writing and readonly:
             raise ValueError(f"{caller}: out is read-only")
         index = driver.current() if 0 in shape else driver.device_of(address)
-        return view_at(address, shape, None if strides is None else tuple(strides), src, index, x)
+        return engines.of(index).view(address, shape, None if strides is None else tuple(strides), src, x)
 
     def lent(self, x: Any) -> Lent | None:
         try:
@@ -67,4 +67,4 @@ class CudaArrayLibrary(Library):
             return None
 
 
-ADAPTER = CudaArrayLibrary()
+LIBRARY = CudaArrayLibrary()

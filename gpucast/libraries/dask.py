@@ -39,7 +39,7 @@ from gpucast.casting import cast as casting
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import Options, newest_version
 
-__all__ = ["ADAPTER", "cast"]
+__all__ = ["LIBRARY", "cast"]
 
 
 def cast(array: Any, to: Any, **keywords: Any) -> Any:
@@ -165,11 +165,11 @@ class DaskLibrary(Library):
             opset = newest_version(options.opset, options.versions, options.caller)
             options = options._replace(opset=opset)
         keywords = options._asdict()
-        del keywords["caller"], keywords["versions"]
+        del keywords["caller"], keywords["versions"], keywords["argument"]
         return _cast(x, to, **keywords)
 
 
-ADAPTER = DaskLibrary()
+LIBRARY = DaskLibrary()
 
 
 # ---- what dask.distributed gets wrong ----

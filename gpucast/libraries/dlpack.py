@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import kernel
 from gpucast.arrays import libraries
 from gpucast.arrays.bitpacking import codes_of, namespace
 from gpucast.arrays.libraries import Lent, Library
 from gpucast.arrays.packed import PackedArray, as_array
-from gpucast.arrays.unowned import view_at
+from gpucast.casting import engines
+from gpucast.casting.engine import Engine
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.kernel import devices, streams
 
@@ -166,14 +166,21 @@ def take(x: Any, caller: str, writing: bool = False) -> Any:
         device_type, device_id = (int(number) for number in x.__dlpack_device__())
     except Exception as error:
         raise TypeError(f"{caller}: {type(x).__name__} does not say through DLPack where it is: {error}") from error
-    if device_type not in _ON_HOST + _ON_DEVICE:
-        raise ValueError(f"{caller}: x is on a device of DLPack type {device_type}; expected the host (1) or CUDA (2)")
-    if device_type in _ON_HOST:
-        return _import(x, None, caller, writing, {})
-    devices.require(caller)
-    with kernel.driver.driver().on(device_id):
+    there = engines.of(_index(device_type, device_id, caller))
+    there.require(caller)
+    stream = there.stream(None)
+    with there.using(stream):
         # 1 is DLPack's name of CUDA's default stream, whose handle is 0.
-        return _import(x, device_id, caller, writing, {"stream": kernel.driver.driver().stream() or 1})
+        return _import(x, there, caller, writing, {} if stream is None else {"stream": stream or 1})
+
+
+def _index(device_type: int, device_id: int, caller: str) -> int | None:
+    """The index of a CUDA device; None for the host. ValueError for other devices."""
+    if device_type in _ON_HOST:
+        return None
+    if device_type in _ON_DEVICE:
+        return device_id
+    raise ValueError(f"{caller}: x is on a device of DLPack type {device_type}; expected the host (1) or CUDA (2)")
 
 
 def lent(x: Any) -> Lent | None:
@@ -185,7 +192,7 @@ def lent(x: Any) -> Lent | None:
     return Lent(device_id, None) if device_type in _ON_DEVICE else None
 
 
-def _import(x: Any, device: int | None, caller: str, writing: bool, keywords: dict[str, Any]) -> Any:
+def _import(x: Any, there: Engine, caller: str, writing: bool, keywords: dict[str, Any]) -> Any:
     try:
         try:
             capsule = x.__dlpack__(**keywords, max_version=_VERSION)
@@ -194,10 +201,10 @@ def _import(x: Any, device: int | None, caller: str, writing: bool, keywords: di
             capsule = x.__dlpack__(**keywords)
     except Exception as error:
         raise TypeError(f"{caller}: {type(x).__name__} does not lend its memory through DLPack: {error}") from error
-    return _read(capsule, device, caller, writing)
+    return _read(capsule, there, caller, writing)
 
 
-def _read(capsule: Any, device: int | None, caller: str, writing: bool) -> Any:
+def _read(capsule: Any, there: Engine, caller: str, writing: bool) -> Any:
     name = next((name for name in _CAPSULES if _is_valid(capsule, name)), None)
     if name is None:
         raise TypeError(f"{caller}: __dlpack__ gave {capsule!r}; expected a capsule that nobody has taken")
@@ -215,21 +222,19 @@ def _read(capsule: Any, device: int | None, caller: str, writing: bool) -> Any:
         flags = managed.flags
     if writing and flags & _READ_ONLY:
         raise ValueError(f"{caller}: out is read-only")
-    _check(managed.tensor, device, caller)
-    return _array(managed.tensor, flags, device, owner, caller)
+    _check(managed.tensor, there, caller)
+    return _array(managed.tensor, flags, there, owner, caller)
 
 
-def _check(tensor: _Tensor, device: int | None, caller: str) -> None:
+def _check(tensor: _Tensor, there: Engine, caller: str) -> None:
     """ValueError for fields that contradict each other or `__dlpack_device__`: other memory would be read."""
     if tensor.ndim < 0 or (tensor.ndim and not tensor.shape):
         shape = "no shape" if tensor.ndim >= 0 else "a shape"
         raise ValueError(f"{caller}: __dlpack__ gave {tensor.ndim} dimensions and {shape}; expected a length for each")
-    is_there = tensor.device_type in (_ON_HOST if device is None else _ON_DEVICE)
-    if not is_there or (device is not None and tensor.device_id != device):
-        said = "the host" if device is None else f"CUDA device {device}"
+    if _index(tensor.device_type, tensor.device_id, caller) != there.device:
         raise ValueError(
             f"{caller}: __dlpack__ gave memory on device {tensor.device_id} of DLPack type {tensor.device_type}; "
-            f"__dlpack_device__ said {said}"
+            f"__dlpack_device__ said {devices.name(there.device)}"
         )
     lengths = tensor.shape[: tensor.ndim]
     if any(length < 0 for length in lengths):
@@ -248,7 +253,7 @@ class _Loan:
             give_back.atexit = False
 
 
-def _array(tensor: _Tensor, flags: int, device: int | None, owner: object, caller: str) -> Any:
+def _array(tensor: _Tensor, flags: int, there: Engine, owner: object, caller: str) -> Any:
     kind = _dtype_of(tensor, caller)
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
@@ -256,13 +261,13 @@ def _array(tensor: _Tensor, flags: int, device: int | None, owner: object, calle
     readonly = bool(flags & _READ_ONLY)
     if not kind.packed or flags & _PADDED:
         byte_strides = None if strides is None else tuple(stride * kind.numpy.itemsize for stride in strides)
-        return view_at(address, shape, byte_strides, kind, device, owner, readonly)
+        return there.view(address, shape, byte_strides, kind, owner, readonly)
     if tensor.lanes > 1:
         shape = (*shape[:-1], shape[-1] * tensor.lanes) if shape else (tensor.lanes,)
     size = int(np.prod(shape, dtype=np.int64))
     if strides is not None and size and not _is_compact(tuple(tensor.shape[: tensor.ndim]), strides):
         raise ValueError(f"{caller}: x has strides; expected {kind.name}, which lies packed, in row-major order")
-    data = view_at(address, (kind.nbytes(size),), None, dtype("UINT8"), device, owner, readonly)
+    data = there.view(address, (kind.nbytes(size),), None, dtype("UINT8"), owner, readonly)
     return PackedArray(data, kind, shape)
 
 
@@ -379,4 +384,4 @@ class DlpackLibrary(Library):
         return Export(x, library)
 
 
-ADAPTER = DlpackLibrary()
+LIBRARY = DlpackLibrary()

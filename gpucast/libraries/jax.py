@@ -34,14 +34,14 @@ except ImportError as error:
     raise ImportError(f"gpucast.interop.jax needs JAX ({error}): pip install jax") from error
 
 from gpucast.arrays.libraries import CastFunction, Lent, Library, visit
-from gpucast.arrays.packed import PackedArray, device_index
-from gpucast.casting import plans
+from gpucast.arrays.packed import PackedArray
+from gpucast.casting import engines, plans
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
 from gpucast.core.rule import Options, destination, resolve
 from gpucast.libraries import dlpack, jax_traced
 
-__all__ = ["ADAPTER", "take"]
+__all__ = ["LIBRARY", "take"]
 
 #: XLA shares host memory only if its address is a multiple of this; otherwise it copies.
 _ALIGNMENT = 64
@@ -95,7 +95,7 @@ def _to_jax(y: Any, like: Any) -> Any:
     """A result as a JAX array if JAX has its type, on the device of `like` where that is a CPU; None: the first one."""
     if isinstance(y, PackedArray):
         # What JAX packs on a device it does not take.
-        return y if y.dtype.bits == 6 or device_index(y) is not None else _to_jax(y.get(), like)
+        return y if y.dtype.bits == 6 or engines.of_array(y).packs else _to_jax(y.get(), like)
     if y.dtype == object or y.dtype.names:
         return y
     if not isinstance(y, np.ndarray):
@@ -151,26 +151,27 @@ class JaxLibrary(Library):
 
     def cast_times(self, times: CastFunction, x: Any, to: Any, options: Options) -> Any:
         if isinstance(x, jax.core.Tracer):
-            return jax_traced.times(x, destination(to, options.caller), options)
+            return jax_traced.times(x, destination(to, options), options)
         return super().cast_times(times, x, to, options)
 
     def _cast(self, cast: CastFunction, x: Any, to: Any, options: Options, coefficient: float | None) -> Any:
         caller, out = options.caller, options.out
         traced = isinstance(x, jax.core.Tracer)
         array = x if traced else take(x, caller)
-        dst = destination(to, caller)
+        dst = destination(to, options)
         if out is None:
             _check_width(dst, caller)
         if traced or isinstance(options.scale, jax.core.Tracer):
             return jax_traced.cast(x, dst, options, coefficient)
         inside = options
-        on_host = options.device in (None, "cpu") and device_index(array) is None
-        if out is None and on_host and _shareable(dst) and options.copy is True:
-            inside = options._replace(out=_aligned(array.shape, dst))
+        if out is None and _shareable(dst) and options.copy is True:
+            there = engines.named(options.device, caller, engines.of_array(array))
+            empty: Any = there.pick(_aligned, there.empty)
+            inside = options._replace(out=empty(array.shape, dst))
         y = cast(array, to, inside)
         if out is not None:
             return out
-        if inside is not options and dst.bits < 64:
+        if inside is not options and isinstance(inside.out, np.ndarray) and dst.bits < 64:
             plans.keep(x, to, options, resolve(dtype(x.dtype), dst, options), _plan(to, dst, *options[:5]))
         return x if y is array else _to_jax(y, x)
 
@@ -188,4 +189,4 @@ class JaxLibrary(Library):
         return _to_jax(x, None)
 
 
-ADAPTER = JaxLibrary()
+LIBRARY = JaxLibrary()

@@ -125,5 +125,5 @@ def _serve(text: str, on_device: bool) -> None:
     kernel = kernels.driver.ready(
         cast_kernel(rule, unpacked=rule.src.packed, ops=ops), kernels.driver.driver().current()
     )
-    given = FUSED.pack(*casting.cuda.fused_values(inputs)) if ops.fuses(rule) else b""
+    given = FUSED.pack(*casting.cuda_launches.fused_values(inputs)) if ops.fuses(rule) else b""
     MODULE.serve(text, kernel, given, min(8, rule.dst.bits))

@@ -73,9 +73,9 @@ def _cast(dst: DType, options: Options, back: Options, x: Any, scale: Any) -> An
     """
     if not (isinstance(x, jax.core.Tracer) or isinstance(scale, jax.core.Tracer)):
         # As where `grad` is not within `jit`: there are values.
-        adapter = libraries.find(x)
-        if _is_times(options) and adapter is not None:
-            return adapter.cast_times(array_times, x, dst, options)
+        library = libraries.find(x)
+        if _is_times(options) and library is not None:
+            return library.cast_times(array_times, x, dst, options)
         return cast_with(x, dst, options if scale is None else options._replace(scale=scale))
     src = dtype(x.dtype)
     random = resolve_random(options.rounding, options.seed, options.offset, options.caller)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gpucast.core.rule import Options
-from gpucast.libraries.torch import gradients, tensor_batches, tensors
+from gpucast.libraries.torch import gradients, tensors
 from gpucast.mixed import fake_casts
 from gpucast.mixed.fake_casts import CALLER
 from gpucast.quantization.formats import FORMATS, Format
@@ -35,7 +35,7 @@ def fake_cast(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Te
         tensors.check_scale(options.scale, CALLER)
     if options.out is not None:
         tensors.check_into(x, CALLER)
-        result: torch.Tensor = tensor_batches.untraced(fake_casts.there_and_back, x, to, options, axis)
+        result: torch.Tensor = gradients.untraced(fake_casts.there_and_back, x, to, options, axis)
         return result
     compiling = torch.compiler.is_compiling()
     name, is_format = _named(to)
@@ -49,7 +49,7 @@ def fake_cast(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Te
             return y
         if compiling:
             # Between two graphs, with the gradient.
-            return tensor_batches.untraced(fake_cast, x, to, options, axis)
+            return gradients.untraced(fake_cast, x, to, options, axis)
     y = _values(x, to, options, axis)
     return gradients.pass_on(x, y) if x.requires_grad and torch.is_grad_enabled() else y
 

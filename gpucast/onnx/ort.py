@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from gpucast.arrays.bitpacking import address_of, is_writable
 from gpucast.arrays.packed import PackedArray, as_array, device_index, host_only
-from gpucast.arrays.unowned import view_at
 from gpucast.casting import engines
 from gpucast.casting.creation import from_bytes
 from gpucast.core.dtypes import DType, dtype
@@ -130,7 +129,7 @@ def _is_known(kind: DType) -> bool:
 def _memory(value: onnxruntime.OrtValue) -> npt.NDArray[np.uint8]:
     """The bytes of an OrtValue on the host."""
     size = value.tensor_size_in_bytes()
-    memory: npt.NDArray[np.uint8] = view_at(value.data_ptr(), (size,), None, dtype("UINT8"), None, value)
+    memory: npt.NDArray[np.uint8] = engines.HOST.view(value.data_ptr(), (size,), None, dtype("UINT8"), value)
     return memory
 
 

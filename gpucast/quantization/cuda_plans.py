@@ -15,13 +15,12 @@ from typing import Any, Literal, NamedTuple
 
 from gpucast import casting, kernel
 from gpucast.arrays import libraries
-from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting import plans
 from gpucast.core.dtypes import DType
 from gpucast.core.extension import MODULE
 from gpucast.core.fuse import NO_WORDS, Random
-from gpucast.kernel.recording import Given, Memory, Program, Recording, program
+from gpucast.kernel.recording import Given, Memory, Program, Recording, placed, program
 
 #: The most kinds of arrays of a plan, and entries of a shape.
 _MOST, _MOST_ENTRIES = 256, 8
@@ -177,18 +176,19 @@ class _Known(NamedTuple):
         if self.adapter is None:
             return self._launch(asked, given)
         # Of a library, on its current stream.
-        addresses: list[Any] = []
-        for i, (x, known) in enumerate(zip(given, self.given, strict=True)):
+        for x, known in zip(given, self.given, strict=True):
             # What the library lacks is packed in an array of CuPy.
-            found = _placed(x, self.adapter, i >= len(asked.read)) if type(x) is known.kind else None
-            if found is None or found[0] != self.device or x.shape != known.shape or x.dtype != known.dtype:
+            if type(x) is not known.kind or x.shape != known.shape or x.dtype != known.dtype:
                 return None
-            addresses.append(found[1])
+        found = placed(given, self.adapter, len(asked.read))
+        # Of what has no elements the address tells nothing.
+        if found is None or found[0] != self.device or 0 in found[1]:
+            return None
         stream = self.adapter.stream(self.device)
         if stream is None:
             return None
         with cuda.using(stream, self.device):
-            result = self._launch(asked, addresses)
+            result = self._launch(asked, found[1])
         if result is not None:
             self.adapter.written(given[len(asked.read) :])
         return result
@@ -206,7 +206,7 @@ class _Known(NamedTuple):
                         return None
                     others.append(casting.cuda.address(held))
             if repeated.cells or repeated.numbers:
-                of_stream = casting.cuda_workspace.Workspace(asked.caller, self.device)
+                of_stream = casting.cuda.Workspace(asked.caller, self.device)
                 others += [of_stream.cell().data.ptr] * repeated.cells if repeated.cells else []
                 others += [of_stream.number(value).data.ptr for value in repeated.numbers]
             made = [cuda.empty(*one) for one in repeated.new]
@@ -287,7 +287,7 @@ def _entry(asked: Asked, known: _Known, result: Any, q: Any) -> tuple[Any, ...] 
 
 
 def _cell_address(caller: str, device: int) -> int:
-    return int(casting.cuda_workspace.Workspace(caller, device).cell().data.ptr)
+    return int(casting.cuda.Workspace(caller, device).cell().data.ptr)
 
 
 def _make(part: Any, array: type, cuda: Any) -> tuple[Any, ...]:
@@ -306,25 +306,23 @@ def _known(asked: Asked, recording: Recording, result: Any, library: str | None)
     # Another library's arrays may be in use on another stream.
     if any(library_of(one) != library for one in (*asked.updated, *parts)):
         return None
-    given: list[Given] = []
-    device = -1
-    for one in (*asked.read, *written):
-        place = _placed(one, adapter)
-        if place is None:
-            return None
-        device = place[0]
-        given.append(Given(type(one), one.shape, one.dtype, int(one.nbytes), place[1]))
+    given = [*asked.read, *written]
+    at = placed(given, adapter, len(given))
+    if at is None or (adapter is not None and 0 in at[1]):
+        return None
+    device = at[0]
+    own = [Given(type(x), x.shape, x.dtype, int(x.nbytes), one) for x, one in zip(given, at[1], strict=True)]
     workspace = None if asked.keeper is None or asked.out is None else asked.keeper.workspace(asked.caller)
     held = {} if workspace is None else dict(workspace.items())
     kept = [(casting.cuda.address(one), int(one.nbytes)) for one in held.values()]
-    found = program(recording, given, len(asked.read), kept, device, asked.random)
+    found = program(recording, own, len(asked.read), kept, device, asked.random)
     if found is None:
         return None
     places = None if asked.out is not None else [_place(part, recording.made, adapter) for part in parts]
     if places is not None and None in places:
         return None
     known: Any = None if places is None else tuple(places)
-    return _Known(found, device, adapter, tuple(given), tuple(held), asked.form, form, known)
+    return _Known(found, device, adapter, tuple(own), tuple(held), asked.form, form, known)
 
 
 def _parts(result: Any) -> list[Any]:
@@ -342,25 +340,15 @@ def library_of(part: Any) -> str | None:
     return part.library if isinstance(part, LibraryPackedArray) else libraries.library_of(part)
 
 
-def _placed(x: Any, adapter: libraries.Library | None, writing: bool = False) -> tuple[int, int] | None:
-    """The device and the address of a row-major array of CuPy, or of the adapter's library, to be read or written; None
-    for any other."""
-    if _is_array(x):
-        return (int(x.data.device_id), int(x.data.ptr)) if x._c_contiguous else None
-    found = None if adapter is None else adapter.placed([x], writing)
-    # Of what has no elements the address tells nothing.
-    return None if found is None or found[0] is None or not found[1][0] else (found[0], found[1][0])
-
-
 def _place(part: Any, made: Sequence[Any], adapter: libraries.Library | None) -> _Place | None:
     """Where an array of a new result lies in the new memory; None for one that lies elsewhere."""
     data = part.data if isinstance(part, PackedArray) else part
-    place = _placed(data, adapter)
-    if place is None:
+    at = placed([data], adapter, 1)
+    if at is None:
         return None
     packed = (part.dtype, part.shape) if isinstance(part, PackedArray) else None
     for number, one in enumerate(made):
-        if one.data.ptr != place[1] or one.nbytes != part.nbytes:
+        if one.data.ptr != at[1][0] or one.nbytes != part.nbytes:
             continue
         if adapter is not None and packed is None:
             # As the library gets it from an array of CuPy.
@@ -370,9 +358,3 @@ def _place(part: Any, made: Sequence[Any], adapter: libraries.Library | None) ->
         same = (one.shape, one.dtype, one.strides) == (data.shape, data.dtype, data.strides)
         return _Place(number, None if same else Memory(data.shape, data.dtype, data.strides), packed)
     return None
-
-
-def _is_array(x: Any) -> bool:
-    """Whether x is an array of CuPy, and no other class of its library."""
-    module = namespace(x)
-    return module is not None and type(x) is module.ndarray and hasattr(x, "_c_contiguous")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gpucast.core.dtypes import dtype
-from gpucast.libraries.torch import gradients, tensor_batches, tensors
+from gpucast.libraries.torch import gradients, tensors
 from gpucast.quantization import hadamard_array
 
 _CALLER = "hadamard"
@@ -29,7 +29,7 @@ def hadamard(
         given, seed = signs
         if not _fits_op(length, axis, given, seed, inverse):
             # Between two graphs, with the gradient: there every argument is checked as it is.
-            return tensor_batches.untraced(hadamard, x, length, axis, signs, inverse, to, out)
+            return gradients.untraced(hadamard, x, length, axis, signs, inverse, to, out)
         given = None if given is None else [int(sign) for sign in given]
         seed = seed if seed is None or seed < 1 << 63 else seed - (1 << 64)
         return _op(x, length, axis, given, seed, inverse, dtype(to, caller=f"{_CALLER}: to=").name)

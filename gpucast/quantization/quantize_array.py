@@ -207,7 +207,7 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     of_signs = any(hadamards) and request.signs is None and request.rounding is None
     seed = None if of_signs else request.seed
     random = resolve_random(format, request.rounding, seed, request.offset, _CALLER)
-    array = engines.named(devices.parse(request.device, _CALLER), _CALLER, engines.of_array(array)).take(array)
+    array = engines.named(request.device, _CALLER, engines.of_array(array)).take(array)
     here = engine.of(array)
 
     def quantized(parts: Parts, on: int) -> Quantized:

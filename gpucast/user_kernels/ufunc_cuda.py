@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from gpucast.arrays.array import Array
 from gpucast.casting import cuda
+from gpucast.casting.cuda_launches import fused_values
 from gpucast.casting.engine import Call
 from gpucast.core.rule import CastRule
 from gpucast.kernel import driver
@@ -24,7 +25,7 @@ def apply(expression: Expression, inputs: Sequence[Array | float], shape: tuple[
     """Evaluate on the current stream of the source's device into the target of a call, or a new array.
 
     Inputs are arrays on that device, or numbers of the compute type. ValueError for more inputs or dimensions than the
-    arguments of a kernel hold; else as for `gpucast.casting.cuda_engine.CudaEngine`.
+    arguments of a kernel hold; else as for `gpucast.casting.cuda.CudaEngine`.
     """
     if len(inputs) > MAX_INPUTS:
         raise ValueError(f"ufunc: {len(inputs)} inputs; a kernel takes {MAX_INPUTS}")
@@ -32,7 +33,7 @@ def apply(expression: Expression, inputs: Sequence[Array | float], shape: tuple[
     assert device is not None
     with driver.driver().on(device):
         if target is None:
-            cuda.check_allocation()
+            cuda.check_allocation(call.caller)
             target = Array.of(cuda.new(shape, rule.dst), rule.dst)
         n = math.prod(shape)
         if n:
@@ -40,7 +41,7 @@ def apply(expression: Expression, inputs: Sequence[Array | float], shape: tuple[
             kinds, given = zip(*(input_of(one, shape, out, rule) for one in inputs), strict=True)
             walk: Walk = "dense" if _is_dense(shape, out, rule.dst.bits) else "strided"
             kernel = ufunc_kernel(expression, rule, FusedOps.of(call.fuse), kinds, walk)
-            arguments = FUSED.pack(*cuda.fused_values(call.fuse)) + b"".join(given)
+            arguments = FUSED.pack(*fused_values(call.fuse)) + b"".join(given)
             driver.launch(kernel, device, 0, target.address, n, arguments)
     return target
 

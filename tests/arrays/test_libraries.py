@@ -50,8 +50,8 @@ def test_which_adapter_an_object_has(driver: HostDriver) -> None:
         range(3),
     ):
         assert find(x) is None
-    assert find(Interface(host)) is cuda_array.ADAPTER
-    assert find(Speaker(host)) is dlpack.ADAPTER
+    assert find(Interface(host)) is cuda_array.LIBRARY
+    assert find(Speaker(host)) is dlpack.LIBRARY
     assert_same(gpucast.cast(Speaker(host), "INT8"), np.ones(3, np.int8))
 
     class ForNumpy(Speaker):
@@ -69,7 +69,7 @@ def test_which_adapter_an_object_has(driver: HostDriver) -> None:
         def __array_namespace__(self) -> Any:
             return np
 
-    assert find(OnDevice(host)) is find(WithWayBack(host)) is dlpack.ADAPTER
+    assert find(OnDevice(host)) is find(WithWayBack(host)) is dlpack.LIBRARY
 
 
 def test_an_attribute_that_raises_is_no_protocol() -> None:

@@ -219,6 +219,19 @@ def test_a_round_that_was_asked_for_before_passes_meanwhile() -> None:
     assert estimated(late).share > estimated(soon).share
 
 
+def test_copies_to_shared_memory_are_waited_for_where_the_code_says_so() -> None:
+    def path(between: int) -> list[Instruction]:
+        copy = Instruction("", "LDGSTS.E.BYPASS.128", ("[R4]", "desc[UR14][R2.64]"))
+        # What has the addresses of a copy waits for nothing.
+        work = [Instruction("", "IADD3", ("R4", "R4", "R2"))] * between
+        return [copy, copy, *work, Instruction("", "DEPBAR.LE", ("SB0", "0x0"))]
+
+    assert loads(path(model.AHEAD - 2)) == [model.Round(32, False)]
+    assert loads(path(model.AHEAD)) == [model.Round(32, True)]
+    # Of the last ones nobody waits for here; the next turn of a loop does.
+    assert loads([*path(model.AHEAD), *path(0)[:1]]) == [model.Round(32, True), model.Round(16, False)]
+
+
 def test_of_blocks_that_stay_only_their_loop_is_repeated() -> None:
     (family,) = (one for one in families() if "groups" in one.name)
     call = recorded(family)

@@ -29,7 +29,7 @@ def test_text():
 
 def test_what_gpucast_alone_fails_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "test_casts.py").write_text(TESTS)
-    suite = Suite(("test_casts.py",), "none", rewrite=foreign_tests._functions, package="numpy")
+    suite = Suite(("test_casts.py",), "none", rewrite=foreign_tests._functions)
     monkeypatch.setitem(foreign_tests.SUITES, "mine", suite)
     found = foreign_tests.foreign_tests("mine", tmp_path, "1.0")
     assert (found.cases, found.differ, found.first) == (3, 1, "test_casts.test_payload_of_nan")

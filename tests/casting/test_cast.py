@@ -98,7 +98,7 @@ def test_bad_calls(x: Any, keywords: dict[str, Any], error: type[Exception], mat
 
 
 def test_cuda_without_a_gpu_says_why_and_never_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpucast.kernel.devices, "unavailable", lambda: ("the GPU sleeps", "wake it"))
+    monkeypatch.setattr(gpucast.kernel.driver, "unavailable", lambda: ("the GPU sleeps", "wake it"))
     for device in ("cuda", "cuda:1"):
         for call in (lambda d: gpucast.cast(X, "FLOAT16", device=d), lambda d: gpucast.empty(3, "INT4", device=d)):
             with pytest.raises(gpucast.DeviceUnavailable, match="the GPU sleeps; wake it"):

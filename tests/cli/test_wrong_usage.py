@@ -113,7 +113,7 @@ def test_work_that_fails(
     argv: list[str], words: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpucast.kernel.nvidia.find", lambda: None)
-    monkeypatch.setattr("gpucast.kernel.devices.unavailable", lambda: ("the GPU sleeps", "run wake"))
+    monkeypatch.setattr("gpucast.kernel.driver.unavailable", lambda: ("the GPU sleeps", "run wake"))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(cxx, "package_folders", list)
     monkeypatch.delenv("CXX", raising=False)

@@ -37,7 +37,7 @@ def test_the_page_the_picture_and_the_readme_are_up_to_date(page: ModuleType) ->
     assert page.PICTURE.read_text("utf-8") == page.picture(page.systems())
     readme = (page.ROOT / "README.md").read_text("utf-8")
     assert page.readme() in readme, "run docs/pages.py"
-    assert {path.stem for path in SCORES.glob("*.json")} == {*page.TITLES, *page.BLOCK_SYSTEMS, "outside"}
+    assert {path.stem for path in SCORES.glob("*.json")} == {*page.TITLES, *page.BLOCK_SYSTEMS}
 
 
 @pytest.mark.parametrize("name", [*OURS, *(pytest.param(one, marks=pytest.mark.peers) for one in PEERS)])

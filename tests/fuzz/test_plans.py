@@ -17,8 +17,7 @@ import pytest
 import gpucast
 from gpucast import PackedArray, mixed
 from gpucast.arrays.packed import LibraryPackedArray
-from gpucast.arrays.unowned import view_at
-from gpucast.casting import list_plans, plans
+from gpucast.casting import engines, list_plans, plans
 from gpucast.core.extension import MODULE
 from gpucast.quantization import FORMATS, cuda_plans
 from host_driver import HostDriver, download, installed, rehearsed, upload
@@ -315,11 +314,11 @@ def test_plans_change_nothing_on_devices(seed: int, monkeypatch: pytest.MonkeyPa
 def tensor_on_device(monkeypatch: pytest.MonkeyPatch) -> Library:
     """From an array of NumPy to a tensor; those of the host count as those of device 0."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    from gpucast.libraries.torch import plain, tensors
+    from gpucast.libraries.torch import library, tensors
 
     monkeypatch.setattr(tensors, "device_of", lambda x, caller: 0)
     monkeypatch.setattr(tensors, "stream", lambda device: 0)
-    monkeypatch.setattr(plain, "MODULE", None)
+    monkeypatch.setattr(library, "MODULE", None)
     monkeypatch.delitem(list_plans.HOST_KINDS, torch.Tensor)
     from_array = tensors.from_array
 
@@ -327,7 +326,7 @@ def tensor_on_device(monkeypatch: pytest.MonkeyPatch) -> Library:
         # By DLPack it would be on the device.
         data = x.data if isinstance(x, PackedArray) else x
         if not isinstance(data, np.ndarray):
-            data = view_at(data.data.ptr, data.shape, None, gpucast.dtype(data.dtype), None, data)
+            data = engines.HOST.view(data.data.ptr, data.shape, None, gpucast.dtype(data.dtype), data)
         if not isinstance(x, PackedArray):
             return from_array(data)
         y = from_array(PackedArray(data, x.dtype, x.shape))

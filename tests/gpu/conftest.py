@@ -14,8 +14,7 @@ from gpucast import PackedArray
 from gpucast.arrays import packed
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.arrays.packed import LibraryPackedArray
-from gpucast.arrays.unowned import view_at
-from gpucast.casting import list_plans
+from gpucast.casting import engines, list_plans
 from gpucast.core.dtypes import dtype
 from host_driver import installed
 
@@ -50,12 +49,12 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[DelayedDriver]:
 def with_torch(late: DelayedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor is taken for one on device 0."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    from gpucast.libraries.torch import plain, tensors
+    from gpucast.libraries.torch import library, tensors
 
     monkeypatch.setattr(tensors, "device_of", lambda x, caller: 0)
     monkeypatch.setattr(tensors, "stream", lambda device: TORCH)
     # The extension module sees that they are on the host.
-    monkeypatch.setattr(plain, "MODULE", None)
+    monkeypatch.setattr(library, "MODULE", None)
     monkeypatch.delitem(list_plans.HOST_KINDS, torch.Tensor, raising=False)
     new, from_array = tensors.new, tensors.from_array
 
@@ -72,7 +71,7 @@ def with_torch(late: DelayedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def on_host(x: Any) -> np.ndarray:
         # By DLPack it would be on the device.
-        return view_at(x.data.ptr, x.shape, None, dtype(x.dtype), None, x)
+        return engines.HOST.view(x.data.ptr, x.shape, None, dtype(x.dtype), x)
 
     monkeypatch.setattr(tensors, "new", kept)
     monkeypatch.setattr(tensors, "from_array", there)

@@ -12,7 +12,7 @@ import numpy as np
 from delayed_driver import DelayedDriver, Memory
 from foreign_arrays import Interface
 from gpucast import PackedArray
-from gpucast.arrays.unowned import view_at
+from gpucast.casting import engines
 from gpucast.core.dtypes import dtype
 from gpucast.libraries import dlpack
 
@@ -25,7 +25,7 @@ class Lender:
     """An array of a library like JAX, which gives its memory to others as soon as it is gone."""
 
     def __init__(self, driver: DelayedDriver, memory: Memory, x: np.ndarray) -> None:
-        self.driver, self.codes = driver, view_at(memory.address, x.shape, None, dtype(x.dtype), None, memory)
+        self.driver, self.codes = driver, engines.HOST.view(memory.address, x.shape, None, dtype(x.dtype), memory)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _CUDA, 0
@@ -60,7 +60,7 @@ class Streams:
             return Lender(self.driver, memory, x)
         import torch
 
-        return torch.from_numpy(view_at(address, x.shape, None, dtype(x.dtype), None, memory))
+        return torch.from_numpy(engines.HOST.view(address, x.shape, None, dtype(x.dtype), memory))
 
     def write(self, x: Any, values: np.ndarray, stream: int) -> None:
         """Give a stream work that writes an array of CuPy or torch."""

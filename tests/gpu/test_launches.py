@@ -162,3 +162,15 @@ def test_a_device_that_is_full(to: str, warm: bool, cuda: Cuda) -> None:
     del x
     gc.collect()
     assert given() is None
+
+
+@pytest.mark.parametrize(("columns", "stays", "blocks"), [(8192, True, 528), (8192, False, 8192), (128, True, 128)])
+def test_blocks_that_stay_are_as_many_as_a_device_holds(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch, columns: int, stays: bool, blocks: int
+) -> None:
+    """No more than there are tiles; on a device before sm_90 a block for each tile of 64 x 128."""
+    if not stays:
+        monkeypatch.setattr(driver.CupyDriver, "_capability", staticmethod(lambda device: (8, 0)))
+    x = idle_cuda.array((8192, columns), dtype("BFLOAT16").numpy)
+    gpucast.quantize(x, "mxfp8e4m3", transpose="both")
+    assert [one.blocks for one in cuda.launches] == [blocks]

@@ -16,7 +16,7 @@ from fake_cuda import Cuda
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from gpucast.kernel.driver import CupyDriver  # noqa: E402
-from gpucast.libraries.torch import plain, tensors  # noqa: E402
+from gpucast.libraries.torch import library, tensors  # noqa: E402
 
 pytestmark = pytest.mark.peers
 
@@ -45,10 +45,10 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     held = _VIEW(view), _CURRENT(current)
     for name, function in zip(("VIEW", "STREAM"), held, strict=True):
         monkeypatch.setattr(tensors, name, ctypes.cast(function, ctypes.c_void_p).value)
-    monkeypatch.setattr(plain, "_LIBRARY", (tensors.VIEW, tensors.STREAM, *plain._LIBRARY[2:]))
+    monkeypatch.setattr(library, "_ASKED", (tensors.VIEW, tensors.STREAM, *library._ASKED[2:]))
     monkeypatch.setattr(tensors, "device_of", lambda x, caller: 0)
     monkeypatch.setattr(tensors, "stream", lambda device: _STREAM)
-    plain._plan.cache_clear()
+    library._plan.cache_clear()
     with Cuda().in_use() as fake:
 
         @contextlib.contextmanager
@@ -69,7 +69,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
         monkeypatch.setattr(CupyDriver, "using", using)
         monkeypatch.setattr(CupyDriver, "_switched", switched)
         yield fake
-    plain._plan.cache_clear()
+    library._plan.cache_clear()
 
 
 def _launched(cuda: Cuda, x: Any, y: Any) -> None:
@@ -82,7 +82,7 @@ def test_plans_of_tensors(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(5, 60)
     gpucast.cast(x, "FLOAT16")
     slow = []
-    adapter = type(gpucast.libraries.torch.ADAPTER)
+    adapter = type(gpucast.libraries.torch.LIBRARY)
     for name in ("_cast", "_cast_numbers"):
         cast = getattr(adapter, name)
         checked = lambda self, *given, cast=cast: slow.append(1) or cast(self, *given)  # noqa: E731

@@ -19,7 +19,7 @@ from host_driver import HostDriver, download, installed
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from gpucast.libraries.torch import plain, tensors  # noqa: E402
+from gpucast.libraries.torch import library, tensors  # noqa: E402
 
 pytestmark = pytest.mark.peers
 
@@ -30,7 +30,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDriver]:
     driver = HostDriver()
     monkeypatch.setattr(tensors, "device_of", lambda x, caller: 1)
     # These tensors lie in the host's memory.
-    monkeypatch.setattr(plain, "keep", lambda *call: None)
+    monkeypatch.setattr(library, "keep_plan", lambda *call: None)
     monkeypatch.setattr(tensors, "stream", lambda device: 700 + 77 * device)
     with installed(driver):
         yield driver

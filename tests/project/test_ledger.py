@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger is what its command writes, and its evidence exists; suites of others are run where they are installed."""
+"""The evidence in the ledger exists; suites of others are run where they are installed."""
 
 from __future__ import annotations
 
@@ -31,10 +31,6 @@ def ledger() -> Any:
     return ledger
 
 
-def test_the_page_is_what_the_command_writes(ledger: Any) -> None:
-    assert ledger.PAGE.read_text(encoding="utf-8") == ledger.page(), "run docs/ledger.py"
-
-
 def test_evidence_exists_and_nothing_was_measured(ledger: Any) -> None:
     text = ledger.PAGE.read_text(encoding="utf-8")
     for link in re.findall(r"\]\((\.\./[^)#]+)\)", text):
@@ -50,6 +46,7 @@ def test_suites_of_others_differ_nowhere() -> None:
     rows = json.loads(suites.RESULT.read_text(encoding="utf-8"))
     assert {row["suite"] for row in rows} >= {
         "SoftFloat (softfloatpy)",
+        "TestFloat (testfloat_gen)",
         "zmij (pyzmij)",
         "gfloat's tests",
         "ml_dtypes's tests",

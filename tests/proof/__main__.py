@@ -7,14 +7,13 @@ import argparse
 import json
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
 from gpucast.kernel import compiler
-from gpucast.parity.cases import all_cases, all_pairs, shuffled
+from gpucast.parity.cases import all_cases, all_pairs
 from gpucast.quantization.formats import find
 from tests.proof import block_codes, certificate, freshness, solvers
 from tests.proof.certificate import Proof
@@ -36,7 +35,6 @@ _OPTIONS = f"""\
 --format NAME ...  prove the kernel that quantizes to this format, such as mxfp4, in place of casts (may be repeated)
 --source TYPE = BFLOAT16  the type that --format quantizes from (default: %(default)s)
 --known FILE ...  do not prove again what this certificate proves (may be repeated)
---mutants N = 0  test the proof: change an instruction in the kernels of N rules, and count the changes that it finds
 --json FILE  write a certificate as the proof goes on; a second run continues from it
 --refresh FILE ...  prove nothing: drop from these certificates what was proved of older PTX (may be repeated)
 --no-progress  draw no progress bar
@@ -57,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "pairs", metavar="SRC:DST", type=arguments.pair, nargs="*", help="pairs of types to prove (default: all)"
     )
-    kinds = {"TYPE": arguments.dtype, "N": arguments.count}
+    kinds = {"TYPE": arguments.dtype}
     arguments.add_options(parser, _OPTIONS, kinds)
     return parser
 
@@ -74,12 +72,12 @@ def _run(args: argparse.Namespace) -> int:
     others = [json.loads(Path(path).read_text(encoding="utf-8")) for path in args.known]
     known = certificate.proved([before, *others], args.paths)
     cases = all_cases(list(dict.fromkeys(args.pairs)) or all_pairs(), args.rule == "default")
-    proofs, mutants = list[Proof](), Counter[str]()
+    proofs = list[Proof]()
 
     def write() -> None:
         with arguments.created(args.json) as file:
             if file is not None:
-                made = certificate.certificate(before, [proof.as_json() for proof in proofs], mutants)
+                made = certificate.certificate(before, [proof.as_json() for proof in proofs])
                 file.write(certificate.text(made).encode())
 
     write()
@@ -94,9 +92,6 @@ def _run(args: argparse.Namespace) -> int:
                 if time.monotonic() > written + _WRITTEN_EVERY:
                     write()
                     written = time.monotonic()
-        if args.mutants:
-            mutants = certificate.mutants(shuffled(cases, seed=0)[: args.mutants], arch)
-            print(", ".join(f"{count} mutants {name}" for name, count in mutants.items()))
     finally:
         write()
     failed = sum(not proof.verdict.proved for proof in proofs)

@@ -24,9 +24,9 @@ from tests.proof.machine import Fault, Unknown
 from tests.proof.prover import Prover, Verdict, tabulated
 from tests.proof.ptx import read
 from tests.proof.specification import specification
-from tests.proof.terms import TWICE, Term, const
+from tests.proof.terms import Term, const
 
-_DOUBLE = dtype("DOUBLE")
+_FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: Where the scales are.
 _SCALES = 0x7300_0000_0000
 
@@ -80,15 +80,20 @@ class BlockProof:
     _known: dict[Term, int | None] = field(default_factory=dict)
     #: Terms that are no conditions on several elements.
     _closed: set[Term] = field(default_factory=set)
-    _done: set[tuple[int, Term]] = field(default_factory=set)
+    #: Conditions that are proved to be never true.
+    _done: set[Term] = field(default_factory=set)
 
     def prove(self, scales: Iterable[int]) -> Verdict:
         """Prove some codes of a scale; stop at the first failure."""
         verdict = self.prover.verdict
         for code in scales:
             try:
-                for index, got in enumerate(self.codes(code)):
-                    self._compare(code, index, got)
+                codes = t.join(self.codes(code))
+                if code != self.format.scale.nan_code:
+                    codes = self._with_finite(codes)
+                bits = self.format.element.bits
+                for index in range(codes.width // bits):
+                    self._compare(code, index, t.part(codes, index * bits, bits))
             except (Fault, Unknown) as fault:
                 verdict.problem = verdict.problem or f"{fault} (scale {code:#x})"
             if verdict.problem:
@@ -112,40 +117,64 @@ class BlockProof:
 
     def _compare(self, scale: int, index: int, got: Term) -> None:
         """Compare the code of one element. When the scale is NaN the code must be 0 for any element."""
-        format, x = self.format, element(index, self.src.bits)
-        if scale == format.scale.nan_code:
-            wanted, finite = const(0, format.element.bits), const(1, 1)
-        else:
-            # The reciprocal of a power of two is one, too; the product is exact in DOUBLE.
-            power = const((1023 + format.scale.bias - scale) << 52, 64)
-            number = specification(resolve(self.src, _DOUBLE), x)
-            quotient = t.arithmetic("fmul", 64, (number, power), TWICE, "rn")
-            wanted = specification(resolve(_DOUBLE, format.element), quotient)
-            finite, got = self._is_finite(index), self._with_finite_others(got)
-        others = [y for y in t.variables(got) if y is not x]
+        x = element(index, self.src.bits)
         # Elements mostly have the same term when their unknowns are counted from their own.
-        named = {y: t.var(f"x{int(y.param[1:]) - index:+}", y.width) for y in (x, *others)}
-        got, wanted = t.substitute(got, named), t.substitute(wanted, named)
-        if (scale, got) in self._done:
-            return
-        if others:
-            # For a solver, which is to see comparisons in place of a product.
-            wanted = tabulated(wanted)
-            finite = t.conj(finite, *(self._is_finite(int(y.param[1:])) for y in others))
-        differ = t.conj(t.substitute(finite, named), t.invert(t.eq(got, wanted)))
-        if self.prover.ask_for(differ) is None and not self.prover.verdict.problem:
-            self._done.add((scale, got))
+        named = {y: t.var(f"x{int(y.param[1:]) - index:+}", y.width) for y in (x, *t.variables(got))}
+        got, x, others = t.substitute(got, named), named[x], [y for y in named.values() if y is not named[x]]
+        if scale == self.format.scale.nan_code:
+            equal = self._never(_differ(got, const(0, self.format.element.bits)))
         else:
+            wanted, finite = self._specified(x, scale), t.conj(*map(self._is_finite, (x, *others)))
+            equal = self._by_product(got, wanted, x) or self._never(
+                # For a solver, which is to see comparisons in place of a product.
+                t.conj(finite, _differ(got, tabulated(wanted) if others else wanted))
+            )
+        if not equal:
             self.prover.verdict.problem = (
                 self.prover.verdict.problem
                 or f"element {index} with the scale {scale:#x} differs from the specification"
             )
 
-    def _is_finite(self, index: int) -> Term:
-        x = element(index, self.src.bits)
+    def _specified(self, x: Term, scale: int) -> Term:
+        """The code of a finite element: it is divided by the scale in DOUBLE, which has room for any such quotient."""
+        number = specification(resolve(self.src, _DOUBLE), x)
+        power = const((self.format.scale.bias - scale) << _DOUBLE.mantissa_bits, 64)
+        quotient = t.ite(t.eq(t.magnitude(x), const(0, x.width - 1)), number, t.add(number, power))
+        return specification(resolve(_DOUBLE, self.format.element), quotient)
+
+    def _by_product(self, got: Term, wanted: Term, x: Term) -> bool:
+        """Whether a proof through the product that a kernel makes of a FLOAT and the reciprocal of the scale succeeds.
+
+        Whatever the scale, a kernel gives any product its code, infinity too: one question for all scales. The product
+        of `x`, which FLOAT rounds where it is subnormal or infinite, has the specified code: a question for each scale,
+        of one unknown and without the kernel.
+        """
+        products = [y for y in t.in_order(got) if y.op == "fmul" and y.args[0].op == "var" and y.args[1].constant]
+        mine = [y for y in products if y.args[0] is x]
+        if self.src is not _FLOAT or len(mine) != 1:
+            return False
+        unknown = {y: t.var(f"product{number}", 32) for number, y in enumerate([*mine, *(set(products) - set(mine))])}
+        got = t.substitute(got, unknown)
+        numbers = [t.invert(t.is_nan(y, t.SINGLE)) for y in unknown.values()]
+        if set(t.variables(got)) - set(unknown.values()):
+            return False
+        of_product, product = resolve(_FLOAT, self.format.element), unknown[mine[0]]
+        rounded = t.conj(self._is_finite(x), _differ(specification(of_product, mine[0]), wanted))
+        coded = t.conj(*numbers, _differ(got, specification(of_product, product)))
+        return self._never(coded) and self._never(rounded)
+
+    def _never(self, condition: Term) -> bool:
+        """Whether a condition is proved to be never true; it is asked once."""
+        if condition not in self._done:
+            if self.prover.ask_for(condition) is not None or self.prover.verdict.problem:
+                return False
+            self._done.add(condition)
+        return True
+
+    def _is_finite(self, x: Term) -> Term:
         return t.ult(t.magnitude(x), const(self.src.inf_code, x.width - 1))
 
-    def _with_finite_others(self, got: Term) -> Term:
+    def _with_finite(self, got: Term) -> Term:
         """Simplify a term by the assumption that all elements are finite."""
         while True:
             before, known = got, self._known.items()
@@ -155,7 +184,7 @@ class BlockProof:
             condition = next((term for term in t.in_order(got) if self._is_open(term)), None)
             if condition is None:
                 return got
-            finite = [self._is_finite(int(x.param[1:])) for x in t.variables(condition)]
+            finite = list(map(self._is_finite, t.variables(condition)))
             never = [self.prover.ask_for(t.conj(*finite, term)) is None for term in (condition, t.invert(condition))]
             self._known[condition] = int(never[1]) if any(never) else None
 
@@ -168,3 +197,7 @@ class BlockProof:
             self._closed.add(term)
             return False
         return True
+
+
+def _differ(got: Term, wanted: Term) -> Term:
+    return t.invert(t.eq(got, wanted))

@@ -29,7 +29,6 @@ from gpucast.parity.compare import describe, wanted_codes
 from tests.proof import terms as t
 from tests.proof.launches import BatchSubject, Launch, Subject, edges, full_tile, fused, strided, tables
 from tests.proof.machine import Unknown
-from tests.proof.mutants import judge
 from tests.proof.prover import Prover, Verdict
 from tests.proof.ptx import read
 from tests.proof.solvers import SOLVER, version
@@ -113,16 +112,6 @@ def prove(
         yield Proof(case, arch, sources[0][0].kernel.name, key, verdict)
 
 
-def mutants(cases: Sequence[Case], arch: str) -> Counter[str]:
-    """Judge a mutant of each kernel of some rules, with the counts of `tests.proof.mutants.judge`."""
-    judged = Counter(found=0, equal=0, open=0)
-    for case in cases:
-        source = Subject.of(case.rule)
-        t.forget()
-        judged.update(judge(source, read(ptx(source.kernel, arch)), full_tile(source), seed=0, count=1))
-    return judged
-
-
 def kernels(
     case: Case, paths: Paths, arch: str
 ) -> Iterator[tuple[Subject | BatchSubject, Iterable[Launch | list[Launch]]]]:
@@ -177,7 +166,7 @@ def explain(proof: Proof) -> str:
 
 def opened(path: str | None, arch: str, paths: Paths | Literal["blocks"]) -> dict[str, Any]:
     """Read a certificate that is to be continued. ValueError if the file is a certificate of something else."""
-    begin: dict[str, Any] = {"arch": arch, "paths": paths, "solvers": {}, "mutants": {}, "proofs": []}
+    begin: dict[str, Any] = {"arch": arch, "paths": paths, "solvers": {}, "proofs": []}
     if path is None or not Path(path).is_file():
         return begin
     found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -192,10 +181,8 @@ def _subject(proof: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(proof.get(name)) for name in ("format", "src", "dst", "attributes"))
 
 
-def certificate(
-    before: Mapping[str, Any], new: Sequence[Mapping[str, Any]], mutants: Mapping[str, int] | None = None
-) -> dict[str, Any]:
-    """The certificate with the proofs made since it was opened. Others stay; mutants stay if none are new."""
+def certificate(before: Mapping[str, Any], new: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The certificate with the proofs made since it was opened; others stay."""
     subjects = set(map(_subject, new))
     proofs = [*new, *(old for old in before["proofs"] if _subject(old) not in subjects)]
     methods = Counter(method for proof in proofs for method in proof["seconds"])
@@ -210,7 +197,6 @@ def certificate(
         "proved": sum(proof["verdict"] == "proved" for proof in proofs),
         "rules": len(proofs),
         "methods": dict(methods),
-        "mutants": dict(mutants or before.get("mutants", {})),
         "proofs": proofs,
     }
 

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tests.proof.terms import BRAIN, HALF, INTEGERS, TWICE, Format, Term, in_order, infinity
+from tests.proof.terms import BRAIN, HALF, INTEGERS, SINGLE, TWICE, Format, Term, in_order, infinity
 
 NDArray = npt.NDArray[Any]
 
@@ -60,6 +61,14 @@ def _step(term: Term) -> Callable[..., NDArray]:
     """What computes a term from the values of its arguments, cut to its width."""
     compute, width = _OPERATIONS[term.op], term.width
     if max(width, *(arg.width for arg in term.args)) <= 64:
+        if term.op in INTEGERS:
+            integers, mask = INTEGERS[term.op], np.uint64((1 << width) - 1)
+            return integers if term.op in _WITHIN or width == 64 else lambda *args: integers(*args) & mask
+        if term.op in ("shl", "lshr") and term.args[1].constant:
+            return _narrow_shift(term.op, width, int(term.args[1].param))
+        if term.op in ("eq", "ult"):
+            holds = operator.eq if term.op == "eq" else operator.lt
+            return lambda a, b: holds(a, b).astype(np.uint64)
         if term.op in _WITHIN:
             return lambda *args: compute(term, *args)
         if term.op == "part":
@@ -74,6 +83,11 @@ def _narrow_part(at: int, width: int, of: int) -> Callable[[NDArray], NDArray]:
     if at == 0:
         return lambda a: a & mask
     return (lambda a: a >> by) if at + width == of else (lambda a: a >> by & mask)
+
+
+def _narrow_shift(op: str, width: int, by: int) -> Callable[..., NDArray]:
+    places, mask = np.uint64(min(by, 63)), np.uint64((1 << width) - 1 if by < width else 0)
+    return (lambda a, _: a << places & mask) if op == "shl" else (lambda a, _: a >> places & mask)
 
 
 def _narrow_join(widths: list[int]) -> Callable[..., NDArray]:
@@ -165,10 +179,18 @@ def decode(bits: NDArray, form: Format) -> NDArray:
     return wide.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
+#: The types of NumPy to which it rounds a float64 to nearest, and the NaN of the PTX manual.
+_ROUNDED = {SINGLE: (np.float32, np.uint64(0x7FFFFFFF)), HALF: (np.float16, np.uint64(0x7FFF))}
+
+
 def encode(x: NDArray, form: Format, mode: str) -> NDArray:
     """Round values to codes by a mode, "rp" only if they are not negative. NaN becomes the NaN of the PTX manual."""
     if form == TWICE:
         return np.where(np.isnan(x), np.uint64(0x7FF8 << 48), x.view(np.uint64))
+    if mode == "rn" and form in _ROUNDED:
+        kind, nan = _ROUNDED[form]
+        # NumPy rounds a float64 once.
+        return np.where(np.isnan(x), nan, x.astype(kind).view(f"u{kind().itemsize}").astype(np.uint64))
     bits, (exponent_bits, digits) = sum(form), form
     bias = (1 << (exponent_bits - 1)) - 1
     finite = np.where(np.isfinite(x), x, 0.0)

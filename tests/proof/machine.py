@@ -148,6 +148,7 @@ class Machine:
                 raise ValueError(f"proof: the parameter {name} has {kernel.params[name][0]} bytes, not {len(data)}")
             at = self._place(name, data, at)
         self._constants: dict[tuple[str, int], Term] = {}
+        self._always = const(1, 1)
         #: The instructions that threads have come to, by number.
         self.executed: set[int] = set()
         #: What the present thread gave to the maximum of its warp.
@@ -216,7 +217,7 @@ class Machine:
 
     def _guard(self, instruction: Instruction, here: _State) -> Term:
         if instruction.guard is None:
-            return const(1, 1)
+            return self._always
         name, negated = instruction.guard
         condition = here.registers[name]
         return t.invert(condition) if negated else condition
@@ -298,6 +299,8 @@ class Machine:
     def _value(self, operand: str, width: int, registers: dict[str, Term]) -> Term:
         found = registers.get(operand)
         if found is not None:
+            if found.width == width:
+                return found
             if found.width < width:
                 raise Unknown(f"proof: {operand} has {found.width} bits where {width} are needed")
             return t.part(found, 0, width)

@@ -277,12 +277,12 @@ class Prover:
 
 def _from(index: int, term: Term) -> Term:
     """A term as the element `index` sees it: its own unknowns are x and word, the next one's x+1 and word+1."""
-    new = {}
-    for unknown in t.variables(term):
-        if known := _NUMBERED.fullmatch(unknown.param):
+    order, new = t.in_order(term), {}
+    for unknown in order:
+        if unknown.op == "var" and (known := _NUMBERED.fullmatch(unknown.param)):
             away = int(known[2]) - index
             new[unknown] = t.var(f"{known[1]}{away:+}" if away else known[1], unknown.width)
-    return t.substitute(term, new)
+    return t.substitute(term, new, order)
 
 
 def _alone(got: Term) -> Term:

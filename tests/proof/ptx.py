@@ -42,7 +42,10 @@ class Kernel:
     widths: dict[str, int] = field(default_factory=dict)
 
     def width(self, register: str) -> int:
-        return self.widths[register] if register in self.widths else self.widths[register.rstrip("0123456789")]
+        found = self.widths.get(register)
+        if found is None:
+            found = self.widths[register] = self.widths[register.rstrip("0123456789")]
+        return found
 
 
 def read(text: str) -> Kernel:

@@ -24,15 +24,15 @@ SPECIAL = ("%tid.x", "%ntid.x", "%ctaid.x", "%nctaid.x", "%laneid")
 class Registers:
     """A row of numbers for each register of a kernel: to read one before it is written is a fault.
 
-    `symbols` has the addresses of what the kernel names, `params` the memory of its parameters, and `sizes` how much
-    shared and local memory it has.
+    `symbols` has the addresses of what the kernel names, `params` the memory of its parameters, which `give` fills, and
+    `sizes` how much shared and local memory it has.
     """
 
-    def __init__(self, kernel: Kernel, threads: int, params: Sequence[bytes]) -> None:
+    def __init__(self, kernel: Kernel, threads: int) -> None:
         self.kernel, self.count = kernel, threads
         self.slots: dict[str, int] = {}
         self.symbols: dict[str, int] = {}
-        self.sizes = self._lay_out(params)
+        self.sizes = self._lay_out()
         self.values = np.zeros((0, threads), np.uint64)
         self.known = np.zeros((0, threads), bool)
         #: The registers that all threads have written.
@@ -47,7 +47,7 @@ class Registers:
             if name in self.slots:
                 self.values[self.slots[name]] = numbers
 
-    def _lay_out(self, params: Sequence[bytes]) -> tuple[int, int]:
+    def _lay_out(self) -> tuple[int, int]:
         """Place what the kernel names; the sizes of shared and local memory."""
         kernel, sizes = self.kernel, []
         for symbols, begin in ((kernel.shared, SHARED), (kernel.local, 0)):
@@ -57,20 +57,21 @@ class Registers:
                 at += size
             sizes.append(at - begin)
         at = 0
-        places = []
-        for name, data in zip(kernel.params, params, strict=True):
-            size, align = kernel.params[name]
-            if len(data) != size:
-                raise ValueError(f"the parameter {name} has {size} bytes; got {len(data)}")
+        for name, (size, align) in kernel.params.items():
             at = -(-at // align) * align
-            places.append(at)
             self.symbols[name] = PARAMS + at
             at += size
         self.params = Bytes("param", at, PARAMS)
-        for begin, data in zip(places, params, strict=True):
-            self.params.data[0, begin : begin + len(data)] = np.frombuffer(data, np.uint8)
-            self.params.known[0, begin : begin + len(data)] = True
         return sizes[0], sizes[1]
+
+    def give(self, params: Sequence[bytes]) -> None:
+        """Set the parameters, in their order."""
+        for (name, (size, _)), data in zip(self.kernel.params.items(), params, strict=True):
+            if len(data) != size:
+                raise ValueError(f"the parameter {name} has {size} bytes; got {len(data)}")
+            begin = self.symbols[name] - PARAMS
+            self.params.data[0, begin : begin + size] = np.frombuffer(data, np.uint8)
+            self.params.known[0, begin : begin + size] = True
 
     def slot(self, register: str) -> int:
         return self.slots.setdefault(register, len(self.slots))

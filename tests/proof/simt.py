@@ -56,21 +56,24 @@ class Step(NamedTuple):
 
 
 class Block(Registers):
-    """A kernel that runs on `memory`, one block after another. `params` holds the bytes of each parameter."""
+    """A kernel that is ready to run, as often as wanted, in blocks of so many threads: one block after another."""
 
-    def __init__(self, kernel: Kernel, threads: int, params: Sequence[bytes], arrays: Sequence[range]) -> None:
-        super().__init__(kernel, threads, params)
+    def __init__(self, kernel: Kernel, threads: int) -> None:
+        super().__init__(kernel, threads)
         #: Functions that read the mask of an instruction for a warp.
         self._masks: dict[int, Callable[[NDArray], NDArray]] = {}
         self._tables = {name: np.frombuffer(table, np.uint8).copy() for name, table in kernel.tables.items()}
         for name, table in self._tables.items():
             self.symbols[name] = table.ctypes.data
-        tables = [range(one.ctypes.data, one.ctypes.data + one.nbytes) for one in self._tables.values()]
-        self.memory = Global(arrays, tables) if arrays or tables else None
+        self.memory: Global | None = None
         self._steps = [self._step(instruction) for instruction in kernel.body]
         self.threads = np.arange(threads)
 
-    def run(self, blocks: int) -> None:
+    def run(self, blocks: int, params: Sequence[bytes], arrays: Sequence[range]) -> None:
+        """A launch. `params` holds the bytes of each parameter; `arrays` are all that are on the device."""
+        self.give(params)
+        tables = [range(one.ctypes.data, one.ctypes.data + one.nbytes) for one in self._tables.values()]
+        self.memory = Global(arrays, tables) if arrays or tables else None
         with np.errstate(all="ignore"):
             for block in range(blocks):
                 self._run(block, blocks)

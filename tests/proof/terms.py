@@ -56,7 +56,13 @@ def make(op: str, width: int, args: tuple[Term, ...] = (), param: Any = None) ->
 
 
 def const(value: int, width: int) -> Term:
-    return make("const", width, (), value & ((1 << width) - 1))
+    # As `make` does it: most terms that are asked for are constants.
+    value &= (1 << width) - 1
+    key = ("const", width, value)
+    found = _TERMS.get(key)
+    if found is None:
+        found = _TERMS[key] = Term("const", width, (), value)
+    return found
 
 
 def var(name: str, width: int) -> Term:
@@ -431,10 +437,10 @@ def variables(*roots: Term) -> list[Term]:
     return [term for term in in_order(*roots) if term.op == "var"]
 
 
-def substitute(root: Term, new: Mapping[Term, Term]) -> Term:
-    """The term with other terms in place of variables."""
+def substitute(root: Term, new: Mapping[Term, Term], order: Sequence[Term] | None = None) -> Term:
+    """The term with other terms in place of some. `order`: what `in_order` gives, where it is known."""
     done: dict[Term, Term] = dict(new)
-    for term in in_order(root):
+    for term in in_order(root) if order is None else order:
         if term not in done:
             done[term] = rebuild(term, tuple(done[arg] for arg in term.args))
     return done[root]

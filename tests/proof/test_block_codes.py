@@ -33,13 +33,18 @@ def proof(name: str, source: str, arch: str, *change: str) -> BlockProof:
 
 
 @pytest.mark.parametrize(
-    ("name", "arch"), [("mxfp8e4m3", "sm_90"), ("mxfp4", "sm_90"), ("mxfp8e4m3", "sm_100a"), ("mxfp4", "sm_80")]
-)
-def test_some_scales(name: str, arch: str) -> None:
+    ("name", "source", "arch"),
+    [
+        ("mxfp8e4m3", "BFLOAT16", "sm_90"), ("mxfp4", "BFLOAT16", "sm_90"), ("mxfp8e4m3", "BFLOAT16", "sm_100a"),
+        ("mxfp4", "BFLOAT16", "sm_80"), ("mxfp6e2m3", "FLOAT", "sm_90"), ("mxfp4", "FLOAT", "sm_100a"),
+    ],
+)  # fmt: skip
+def test_some_scales(name: str, source: str, arch: str) -> None:
     """The smallest, one, the largest, and NaN."""
-    assert proof(name, "BFLOAT16", arch).prove([0, 127, 254, 255]).proved
+    assert proof(name, source, arch).prove([0, 127, 254, 255]).proved
 
 
+@pytest.mark.parametrize("source", ["BFLOAT16", "FLOAT"])
 @pytest.mark.parametrize(
     "change",
     [
@@ -47,8 +52,8 @@ def test_some_scales(name: str, arch: str) -> None:
         ("2130706432", "2122317824"),  # The factor of the smallest scale.
     ],
 )
-def test_a_fault_is_found(change: tuple[str, str]) -> None:
-    found = proof("mxfp8e4m3", "BFLOAT16", "sm_90", *change).prove([127])
+def test_a_fault_is_found(change: tuple[str, str], source: str) -> None:
+    found = proof("mxfp8e4m3", source, "sm_90", *change).prove([127])
     assert found.problem == "element 0 with the scale 0x7f differs from the specification"
 
 

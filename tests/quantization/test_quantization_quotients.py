@@ -116,9 +116,35 @@ def check_blocks(source: str, count: int) -> None:
         d = scales.astype(np.float64) * np.float64(g)
         near = rows(FORMATS["nvfp4"], row, d, 15)
         near = near[:, : near.shape[1] // 15 * 15].reshape(d.size, -1, 15)
-        top = np.broadcast_to((6 * d).astype(np.float32).astype(row.numpy)[:, None, None], (*near.shape[:2], 1))
+        top = np.broadcast_to(
+            np.minimum(6 * d, float(row.max)).astype(np.float32).astype(row.numpy)[:, None, None], (*near.shape[:2], 1)
+        )
         near = np.where(np.abs(near) <= top, near, np.zeros_like(near))
         check(np.concatenate([top, near], axis=2).reshape(d.size, -1), "nvfp4", g, -1)
+
+
+def check_squares(source: str, count: int) -> None:
+    """NVFP4 both ways with given global scales, at which multiples of a midpoint are some ULPs beside numbers of the
+    source: one product with the reciprocal is enough where it is 6 ULPs or more."""
+    row, element = dtype(source), FORMATS["nvfp4"].element
+    rng = np.random.default_rng(14)
+    turned = (np.arange(16)[:, None] + np.arange(16)) % 16
+    scales = np.arange(8, 127, dtype=np.uint8).view(dtype("FLOAT8E4M3FN").numpy).astype(np.float64)
+    for _ in range(count):
+        block = []
+        for s, m in zip(rng.choice(scales, 32), rng.choice(midpoints(element), 32), strict=True):
+            digits = row.mantissa_bits
+            number = rng.integers(1 << digits, 2 << digits) * 2.0 ** rng.integers(-9, -3)
+            g = (np.float32(number / (m * s)).view(np.uint32) + rng.integers(-9, 10)).astype(np.uint32).view(np.float32)
+            near = neighbours(s * np.float64(g) * midpoints(element), row, 1)
+            top = np.float32(6 * s * g).astype(row.numpy)
+            near = np.where(np.abs(near) <= np.abs(top), near, np.zeros_like(near))
+            # Each row and each column of a square has the same numbers, the largest one among them.
+            block.append((np.append(top, rng.permutation(near)[:15])[turned], g))
+        for x, g in block:
+            wanted = (exact_quantize.quantize(one, FORMATS["nvfp4"], axis=-1, scale=g) for one in (x, x.T))
+            for q, parts in zip(quantize(x, "nvfp4", scale=g, transpose="both", device="cuda"), wanted, strict=True):
+                compare(q, parts, (source, g))
 
 
 # ---- the tests ----
@@ -143,6 +169,14 @@ def check_all(names: tuple[str, ...], count: int, blocks: int) -> None:
 def test_beside_midpoints(arch: int, exhaustive: bool) -> None:
     with installed(HostDriver(arch=arch)):
         check_all(MORE if exhaustive else SOME[arch], 400 if exhaustive else 64, 64 if exhaustive else 8)
+
+
+@pytest.mark.parametrize("source", ["BFLOAT16", "FLOAT16"])
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_one_product_where_it_is_enough(arch: int, source: str, exhaustive: bool) -> None:
+    with installed(HostDriver(arch=arch)):
+        check_squares(source, 60 if exhaustive else 6)
+        check_blocks(source, 64 if exhaustive else 8)
 
 
 @pytest.mark.parametrize("place", DEVICES[1:])

@@ -41,7 +41,7 @@ except ImportError as error:
 if not hasattr(torch.library, "register_vmap"):
     raise ImportError(f"gpucast.interop.torch needs PyTorch 2.5 or newer; this is {torch.__version__}")
 
-from gpucast.libraries.torch.adapter import ADAPTER
-from gpucast.libraries.torch.tensors import check_into, check_scale, from_packed, stream, take
+from gpucast.libraries.torch.library import LIBRARY
+from gpucast.libraries.torch.tensors import check_scale, from_packed, stream, take
 
-__all__ = ["ADAPTER", "check_into", "check_scale", "from_packed", "stream", "take"]
+__all__ = ["LIBRARY", "check_scale", "from_packed", "stream", "take"]

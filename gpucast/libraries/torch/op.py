@@ -22,7 +22,6 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fuse import Random
 from gpucast.core.rule import Options
 from gpucast.libraries.torch import gradients, tensors
-from gpucast.libraries.torch.tensor_batches import attach
 from gpucast.libraries.torch.tensors import DEFAULTS, check_batched, dtype_of, fill, has_tensors, named, new
 
 _SCHEMA = "str to, bool saturate=True, str round_mode='up', int? opset=None, str? rounding=None, str? overflow=None"
@@ -152,9 +151,9 @@ def _cast_eagerly(x: torch.Tensor, dst: DType, keywords: dict[str, Any], options
         return out
     shape = tensors.shape_of(x)
     tensors.check_pairs(shape, dst, caller)
-    y = tensors.new(x, dst.name)
-    tensors.fill(x, y, dst, keywords, not tensors.has_tensors(dst))
-    [y] = attach([x], [y], options.scale, caller)
+    y = tensors.new(x, dst.name, caller=caller)
+    tensors.fill(x, y, dst, keywords, not tensors.has_tensors(dst), caller=caller)
+    [y] = gradients.attach_all([x], [y], options.scale, caller)
     return tensors.as_result(y.to(target), shape, dst, caller)
 
 

@@ -12,11 +12,10 @@ import torch
 
 from gpucast.arrays.bitpacking import codes_of, namespace
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
-from gpucast.arrays.unowned import view_at
-from gpucast.casting import calls
-from gpucast.casting.cast import cast_with
+from gpucast.casting import engines
+from gpucast.casting.cast import cast_with, check_packed_out
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.core.rule import CAST_VERSIONS, Options, resolve
+from gpucast.core.rule import Options, resolve
 from gpucast.kernel import streams
 from gpucast.libraries import dlpack
 
@@ -92,7 +91,7 @@ def view(x: torch.Tensor, src: DType, device: int | None, caller: str) -> Any:
             "while torch traces a graph, or after its storage was resized to 0; expected one with elements to read"
         ) from error
     strides = tuple(stride * x.element_size() for stride in x.stride())
-    return view_at(begin, tuple(x.shape), strides, src, device, x)
+    return engines.of(device).view(begin, tuple(x.shape), strides, src, x)
 
 
 def address(x: torch.Tensor) -> int:
@@ -252,12 +251,6 @@ def from_array(x: Any) -> Any:
     return y.view(TORCH_DTYPES[kind])
 
 
-def check_attributes(
-    src: DType, dst: DType, attributes: tuple[Any, ...], versions: tuple[int, ...], caller: str
-) -> None:
-    resolve(src, dst, Options(**named(attributes), versions=versions, caller=caller))
-
-
 def named(attributes: tuple[Any, ...]) -> dict[str, Any]:
     """The attributes of an op as keywords of a cast. torch omits trailing arguments that have their default."""
     return dict(zip(DEFAULTS, attributes, strict=False))
@@ -317,21 +310,21 @@ def shape_of(x: torch.Tensor) -> Any:
     return (*x.shape[:-1], 2 * x.shape[-1]) if x.ndim else (2,)
 
 
-def new(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
+def new(x: torch.Tensor, to: str, *attributes: Any, caller: str = "cast") -> torch.Tensor:
     """A new tensor for a result: in order "K" for whole-byte types, pairs, or the flat bytes of a packed type."""
-    src, dst = dtype_of(x, "cast"), dtype(to, caller="cast: to=")
+    src, dst = dtype_of(x, caller), dtype(to, caller=f"{caller}: to=")
     if attributes:
-        check_attributes(src, dst, attributes, CAST_VERSIONS, "cast")
+        resolve(src, dst, Options(**named(attributes)))
     if dst.family == "string":
-        raise TypeError("cast: torch has no STRING; gpucast.cast gives a NumPy array")
+        raise TypeError(f"{caller}: torch has no STRING; gpucast.cast gives a NumPy array")
     if dst is PAIRED and PAIRS is not None:
         shape = shape_of(x)
-        check_pairs(shape, dst, "cast")
+        check_pairs(shape, dst, caller)
         return x.new_empty((*shape[:-1], shape[-1] // 2), dtype=PAIRS)
     if dst.packed:
         return x.new_empty(dst.nbytes(x.numel() * (2 if x.dtype is PAIRS else 1)), dtype=torch.uint8)
     if dst not in TORCH_DTYPES:
-        raise TypeError(f"cast: this torch ({torch.__version__}) has no {dst.numpy_name}")
+        raise TypeError(f"{caller}: this torch ({torch.__version__}) has no {dst.numpy_name}")
     if x.dtype is PAIRS:
         return x.new_empty(shape_of(x), dtype=TORCH_DTYPES[dst])
     return torch.empty_like(x, dtype=TORCH_DTYPES[dst])
@@ -358,6 +351,6 @@ def fill(
             function(array, dst, options._replace(out=out))
             return
         if not bytes_only and function is cast_with:
-            calls.check_packed_out(array, dst, out, options)
+            check_packed_out(array, dst, out, options)
         # On the host `cast` returns one element per byte, so the result has to be packed.
         out.data[...] = PackedArray.pack(function(array, dst, options)).data

@@ -13,7 +13,7 @@ from gpucast.arrays.packed import device_index
 from gpucast.casting.cast import cast
 from gpucast.casting.creation import empty_like
 from gpucast.casting.cuda import address, is_contiguous
-from gpucast.casting.cuda_batches import Tables
+from gpucast.casting.cuda_launches import Tables
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.kernel import driver

@@ -70,18 +70,18 @@ def grouped_kernel(
     elements = 8 if src.bits == 64 and dst.bits != 6 else 16
     dtypes = [src, _FLOAT, _DOUBLE, dst]
     # As many blocks of an SM as leave a thread the registers for two tiles: random words and quotients of DOUBLEs take
-    # most, quotients for scales of FP8 more than those for other floats, and scales in an order more than others.
+    # most, quotients for scales of FP8 more than those for other floats, steps and scales in an order more than others.
     linear = layout == "linear"
     if stochastic or src.bits == 64:
         resident = 2
     elif format is None:
-        resident = 4
+        resident = 4 if dst.bits <= 8 else 2
     elif format.scale is _E8M0:
         resident = 3 + (src.bits == 16) + linear
     elif format.has_float_scales:
         resident = 3
     else:
-        resident = 2 + (src.bits == 16 and linear)
+        resident = 2 + (src.bits == 16 and linear and format.steps is None)
     if format is None:
         name = f"gpucast_cast_groups_{src.numpy_name}_to_{dst.numpy_name}"
         name += "_saturate" * (rule.overflow == "saturate") + "_stochastic" * stochastic

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpucast.arrays.packed import device_index
 from gpucast.casting import cuda
-from gpucast.casting.cuda_workspace import Workspace
+from gpucast.casting.cuda import Workspace
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule
 from gpucast.kernel import driver

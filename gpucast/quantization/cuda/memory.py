@@ -12,7 +12,7 @@ import numpy as np
 from gpucast.arrays.array import Array
 from gpucast.arrays.packed import device_index
 from gpucast.casting import cuda, engines
-from gpucast.casting.cuda_workspace import Workspace
+from gpucast.casting.cuda import Workspace
 from gpucast.casting.engine import Call
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import resolve

@@ -1,26 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter of tensors: `gpucast.cast` as custom ops, and the needs of `gpucast.cast_many`."""
+"""Tensors as a library: `gpucast.cast` by custom ops, by engines, or by plans of the extension module, which looks at
+tensors itself; and the needs of `gpucast.cast_many`."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from gpucast.arrays import libraries
 from gpucast.arrays.array import Array
-from gpucast.arrays.libraries import LOADED, CastFunction, Lent, Library, compiler
+from gpucast.arrays.libraries import CastFunction, Lent, Library, compiler
 from gpucast.arrays.packed import PackedArray
-from gpucast.casting import engines
+from gpucast.casting import engines, plans
 from gpucast.casting.engine import Call
+from gpucast.casting.list_plans import HOST_KINDS, HostKind
+from gpucast.casting.plans import Kernels
 from gpucast.core.dtypes import DType
-from gpucast.core.fuse import resolve_random
-from gpucast.core.rule import CAST_VERSIONS, Options, destination, rule_of
-from gpucast.kernel import devices, streams
-from gpucast.libraries.torch import gradients, op, plain, tensor_batches, tensors
+from gpucast.core.extension import MODULE
+from gpucast.core.fuse import resolve_random, scaling_of
+from gpucast.core.rule import CAST_VERSIONS, CastRule, Options, destination, resolve, rule_of
+from gpucast.kernel import ON_NEW_DRIVER, devices, streams
+from gpucast.kernel.fused_kernel import PLAIN, FusedOps
+from gpucast.libraries.torch import gradients, op, tensors
 from gpucast.libraries.torch.op import cast_out_op
 from gpucast.libraries.torch.tensors import DEFAULTS, named
 
@@ -32,11 +38,10 @@ class TorchLibrary(Library):
 
     take = staticmethod(tensors.take)
     check_scale = staticmethod(tensors.check_scale)
-    check_into = staticmethod(tensors.check_into)
     check_constant = staticmethod(tensors.check_constant)
     from_packed = staticmethod(tensors.from_packed)
-    untraced = staticmethod(tensor_batches.untraced)
-    attach = staticmethod(tensor_batches.attach)
+    untraced = staticmethod(gradients.untraced)
+    attach = staticmethod(gradients.attach_all)
 
     def cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
         if options.device is None and tensors.is_plain(x):
@@ -48,24 +53,21 @@ class TorchLibrary(Library):
                     return y
         y = self._cast(cast, x, to, options)
         if not torch.compiler.is_compiling():
-            plain.keep(x, to, options)
+            keep_plan(x, to, options)
         return y
 
     def _cast_numbers(self, x: torch.Tensor, to: Any, options: Options) -> torch.Tensor | None:
         """The plain cast of a tensor that is no more than numbers to a new one; None for a type that torch lacks. The
         op does the same, and takes longer than the cast of many a tensor."""
-        dst, src, caller = destination(to, options.caller), tensors.BY_TORCH.get(x.dtype), options.caller
+        dst, src, caller = destination(to, options), tensors.BY_TORCH.get(x.dtype), options.caller
         if src is None or dst.packed or dst not in tensors.TORCH_DTYPES:
             return None
         source = Array.of(tensors.take(x, caller), src)
         rule = rule_of(src, dst, options)
-        engine = engines.of(source.device)
-        engine.require(caller)
         y = torch.empty_like(x, dtype=tensors.TORCH_DTYPES[dst])
         target = Array.of(tensors.view(y, dst, source.device, caller), dst)
-        with engine.using(engine.stream(self)):
-            engine.run((Call(caller, source, rule, target=target),))
-        plain.keep(x, to, options, rule)
+        engines.of(source.device).run((Call(caller, source, rule, target=target),), self)
+        keep_plan(x, to, options, rule)
         return y
 
     def _cast_with_node(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
@@ -80,7 +82,7 @@ class TorchLibrary(Library):
         if not records:
             return y
         if type(y) is not torch.Tensor:
-            tensors.check_gradient(x, destination(to, caller), caller)
+            tensors.check_gradient(x, destination(to, options), caller)
             return y
         differentiates = x.is_floating_point() and y.is_floating_point()
         return gradients.attach(x, y, options.scale, caller) if differentiates else y
@@ -89,7 +91,7 @@ class TorchLibrary(Library):
         """The cast by an op. `slope`: the coefficient of a layer, see `op.fused_cast`."""
         attributes: tuple[Any, ...] = options[: len(DEFAULTS)]
         device, out, copy, caller = options.device, options.out, options.copy, options.caller
-        dst = destination(to, caller)
+        dst = destination(to, options)
         src = tensors.dtype_of(x, caller)
         tensors.check_gradient(x, dst, caller)
         is_tensor = tensors.has_tensors(dst) and (out is None or isinstance(out, torch.Tensor))
@@ -104,11 +106,11 @@ class TorchLibrary(Library):
         if options.versions is CAST_VERSIONS and all(map(operator.is_, attributes, DEFAULTS.values())):
             attributes = ()
         else:
-            tensors.check_attributes(src, dst, attributes, options.versions, caller)
+            resolve(src, dst, options._replace(scale=None))
             saturate, round_mode, opset, rounding, overflow = attributes
             # Custom ops take only Python's own types.
             attributes = bool(saturate), round_mode, None if opset is None else int(opset), rounding, overflow
-        target = x.device if device is None else _target_device(x, device, caller)
+        target = _target_device(x, device, caller)
         random = resolve_random(options.rounding, options.seed, options.offset, caller)
         is_fused = random is not None or options.scale is not None or options.amax is not None or slope is not None
         if is_fused or tensors.transformed():
@@ -134,9 +136,8 @@ class TorchLibrary(Library):
         return cast(x, to, options)
 
     def cast_times(self, times: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
-        caller = options.caller
-        src, dst = tensors.dtype_of(x, caller), destination(to, caller)
-        tensors.check_attributes(src, dst, options[: len(DEFAULTS)], options.versions, caller)
+        dst = destination(to, options)
+        resolve(tensors.dtype_of(x, options.caller), dst, options._replace(scale=None))
         return op.times(x, dst, options)
 
     def shape(self, x: torch.Tensor) -> tuple[int, ...]:
@@ -177,7 +178,7 @@ class TorchLibrary(Library):
     def empty_like(self, x: torch.Tensor, dst: DType, caller: str) -> tuple[Any, Any]:
         shape = tensors.shape_of(x)
         tensors.check_pairs(shape, dst, caller)
-        y = tensors.new(x, dst.name)
+        y = tensors.new(x, dst.name, caller=caller)
         array = tensors.take(y, caller, writing=True)
         if tensors.has_tensors(dst):
             return y, array
@@ -194,12 +195,92 @@ def _target_device(x: torch.Tensor, device: Any, caller: str) -> torch.device:
 
 def _cast_into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, caller: str) -> Any:
     tensors.check_out(x, dst, out, caller)
-    if isinstance(out, torch.Tensor):
+    # An operator has no word for its caller.
+    if isinstance(out, torch.Tensor) and not tensors.is_plain(x):
         cast_out_op(x, out, dst.name, *attributes)
     else:
         tensors.fill(x, out, dst, named(attributes), False, caller=caller)
     return out
 
 
-ADAPTER = TorchLibrary()
-LOADED["torch"] = torch
+LIBRARY = TorchLibrary()
+libraries.enter("torch", torch, LIBRARY)
+
+
+# ---- plans ----
+
+_ASKED = (tensors.VIEW, tensors.STREAM, tensors.WATCHING, tensors.FORWARD_NAMES, tensors.written)
+
+
+def keep_plan(x: torch.Tensor, to: Any, options: Options, rule: CastRule | None = None) -> None:
+    """Keep the plan of a cast that has been done, if there may be one; with the kernel of its device, if that is
+    loaded. `rule`: that of a cast which nothing of torch watched."""
+    if MODULE is None or not tensors.VIEW or type(x) is not torch.Tensor or type(to) not in (str, DType, torch.dtype):
+        return
+    # Such as no plan is run for.
+    if x.requires_grad or x.is_meta or (x.is_cuda and not x.is_contiguous()):
+        return
+    if rule is None:
+        src = tensors.BY_TORCH.get(x.dtype)
+        if src is None or tensors.is_watched():
+            return
+        rule = resolve(src, destination(to, options), options)
+    if rule.src.packed or rule.dst.packed or rule.dst not in tensors.TORCH_DTYPES:
+        return
+    scaled, amax = options.scale is not None, options.amax is not None
+    found = _plan(rule, scaled or amax or options.seed is not None, scaled, amax)
+    if found is None:
+        return
+    plan, kernels = found
+    ops = FusedOps(_scaling(options.scale), amax) if scaled or amax else PLAIN
+    engines.of(tensors.device_of(x, "cast")).add_kernel(kernels, rule, ops)
+    plans.keep(x, to, options, rule, plan)
+
+
+@lru_cache(maxsize=4096)
+def _plan(rule: CastRule, fuses: bool, scaled: bool, amax: bool) -> tuple[Any, Kernels] | None:
+    """A plan for each kind of kernel, and its kernels."""
+    works = plans.works(rule, fuses, scaled)
+    if works is None:
+        return None
+    kernels = Kernels.of(fuses)
+    return _made(rule, works, kernels), kernels
+
+
+def _made(rule: CastRule, works: bytes, kernels: Kernels) -> Any:
+    made = tensors.TORCH_DTYPES[rule.dst]
+    empty = partial(torch.empty_like, dtype=made)
+    return plans.make("tensors", None, empty, rule, works, *kernels, _ASKED, made)
+
+
+def _of_works(rule: CastRule, works: bytes) -> Any:
+    """The plan of tensors of the host by other works; None where there is none."""
+    return _made(rule, works, Kernels.of(False)) if rule.dst in tensors.TORCH_DTYPES else None
+
+
+def _scaling(scale: Any) -> Any:
+    if isinstance(scale, torch.Tensor):
+        return "narrow" if scale.dtype is torch.float32 else "wide"
+    return scaling_of(None if scale is None else float(np.asarray(scale).item()))
+
+
+def _of_rule(rule: CastRule, fuses: bool, scaled: bool) -> Any:
+    """The plan of tensors of the host; None where there is none."""
+    if rule.dst not in tensors.TORCH_DTYPES or rule.src.packed or rule.dst.packed:
+        return None
+    found = _plan(rule, fuses, scaled, False)
+    return None if found is None else found[0]
+
+
+if MODULE is not None and tensors.VIEW:
+    HOST_KINDS[torch.Tensor] = HostKind(_of_rule, _of_works, _ASKED)
+
+
+def _hit_in_graph(*call: Any) -> None:
+    """A compiler that traces the call cannot look into the module's function, and needs no plan."""
+
+
+plans.for_each_hit(lambda hit: torch.compiler.substitute_in_graph(hit, skip_signature_check=True)(_hit_in_graph))
+
+# The kernels are those of the driver with which they were loaded.
+ON_NEW_DRIVER.append(_plan.cache_clear)

@@ -1,53 +1,143 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checked casts of a batch of arrays on one device: contiguous arrays share one launch."""
+"""The launches of checked casts on one device: of one array, and of many contiguous ones that share it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.casting import cuda
+from gpucast.arrays.array import Array
 from gpucast.casting.engine import Call
 from gpucast.core.fuse import EMPTY, Fuse, fuse_of
 from gpucast.kernel import driver
 from gpucast.kernel.batch_kernel import ARRAYS, Batch, Kind, batch_kernel, sorted_kinds
+from gpucast.kernel.cast_kernel import Shape, plain_kernel, square_sides
 from gpucast.kernel.fields import Fields
-from gpucast.kernel.fused_kernel import FUSED, RANDOM, FusedOps
+from gpucast.kernel.fused_kernel import FUSED, RANDOM, FusedOps, cast_kernel
 from gpucast.kernel.kernel import ALIGNED
 from gpucast.kernel.recording import NUMBER, OFFSET, SEED, Step
+from gpucast.kernel.strides import Dims, collapse, squares
 
+_LAST = 2**64 - 1
 #: Stands for the first block in unused places of a table; no block has this index.
 _NONE = 2**32 - 1
 #: The fields of `ARRAYS`.
 _COLUMNS = frozenset(row[0] for row in ARRAYS.rows)
 
 
-def launches(calls: Sequence[Call], device: int) -> list[Callable[[], None]]:
-    """The launches of calls with targets, on the current stream of the current device `device`. All kernels are loaded
-    by now, so nothing can fail later.
+# ---- one array ----
+
+
+def launch_of(call: Call) -> Callable[[], None]:
+    """The launch of a call with elements and a target on the current device, whose kernel is loaded by now."""
+    source, rule, target, fuse = call.source, call.rule, call.target, call.fuse
+    assert source.device is not None and target is not None, "memory has been allocated"
+    (shape, dims, n), unpacked = layout_of(source, target, fuse), rule.src.packed and not source.packed
+    src, dst, given = source.address, target.address, b"" if dims is None else dims.packed
+    if fuse is EMPTY:
+        kernel = plain_kernel(rule, shape, unpacked)
+    else:
+        kernel, given = cast_kernel(rule, shape, unpacked, FusedOps.of(fuse)), FUSED.pack(*fused_values(fuse)) + given
+    launch = driver.load(kernel, source.device)
+    return partial(launch, kernel.blocks(n, dst), driver.array_arguments(src, 0, dst, n) + given)
+
+
+class Layout(NamedTuple):
+    """How a kernel walks over source and target."""
+
+    shape: Shape
+    #: None for the shape "contiguous".
+    dims: Dims | None
+    #: As kernels take it: elements, or those of all squares.
+    n: int
+
+
+def layout_of(source: Array, target: Array, fuse: Fuse) -> Layout:
+    """The layout of a cast. It is contiguous where both sides are, in the same order of axes."""
+    if source.contiguous and target.contiguous:
+        return Layout("contiguous", None, source.size)
+    in_order = fuse.random is not None
+    transposes = fuse is EMPTY and not (source.packed or target.packed)
+    sizes = source.itemsize, target.itemsize
+    return strided_layout(source.shape, source.strides, target.strides, sizes, in_order, transposes)
+
+
+@lru_cache(maxsize=1024)
+def strided_layout(
+    shape: tuple[int, ...],
+    src_strides: tuple[int, ...] | None,
+    dst_strides: tuple[int, ...] | None,
+    itemsizes: tuple[int, int],
+    in_order: bool,
+    transposes: bool,
+) -> Layout:
+    """The layout where one side at least is not contiguous; it is "contiguous" all the same where both have their axes
+    in the same order, without gaps.
+
+    A packed side has no strides (None) and an itemsize of 1: as only the ratios of strides matter, it counts as bytes
+    in row-major order. `in_order`: elements are to be visited in row-major order, because random words belong to their
+    indices in it. `transposes`: there is a kernel of the shape "transposed".
     """
-    live = [call for call in calls if call.source.size]
+    axes = list(range(len(shape)))
+    if src_strides is not None and dst_strides is not None and not in_order:
+        # Any order will do, and the destination's makes long writes; a packed side is the row-major stream.
+        axes.sort(key=lambda axis: -abs(dst_strides[axis]))
+    row_major = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    src, dst = ([(strides or row_major)[axis] for axis in axes] for strides in (src_strides, dst_strides))
+    dims = collapse([shape[axis] for axis in axes], src, dst)
+    n = math.prod(shape)
+    if not dims.lengths or (dims.src, dims.dst) == ((itemsizes[0],), (itemsizes[1],)):
+        return Layout("contiguous", None, n)
+    if transposes:
+        src_size, dst_size = itemsizes
+        transposed = squares(dims, src_size, dst_size, square_sides(8 * src_size, 8 * dst_size))
+        if transposed is not None:
+            return Layout("transposed", *transposed)
+    return Layout("strided", dims, n)
+
+
+def fused_values(fuse: Fuse) -> tuple[float, int, int, int, int, int, int]:
+    """The values of `FUSED`."""
+    number, scale_at = 1.0, 0
+    if isinstance(fuse.scale, float):
+        number = fuse.scale
+    elif fuse.scale is not None:
+        scale_at = fuse.scale.data.ptr
+    amax, finite = (0 if array is None else array.data.ptr for array in (fuse.amax, fuse.finite))
+    seed, offset = fuse.random or (0, 0)
+    # In `cast_many` the random words of one array follow those of the one before: the offset may be beyond 64 bits.
+    first = max(0, offset - _LAST)
+    return number, scale_at, amax, finite, seed, offset - first, first
+
+
+# ---- many arrays ----
+
+
+def launches(calls: Sequence[Call], device: int) -> list[Callable[[], None]]:
+    """The launches of calls with elements and targets, on the current stream of the current device `device`. All
+    kernels are loaded by now, so nothing can fail later.
+    """
     flat: list[Call] = []
     others: list[Call] = []
-    if len(live) > 1:
-        for call in live:
-            (flat if is_flat(call) else others).append(call)
+    for call in calls:
+        (flat if is_flat(call) else others).append(call)
     if len(flat) < 2 or _steps(flat) is None:
-        return list(map(cuda.launch_of, live))
-    return [*map(cuda.launch_of, others), CastBatch(flat, device).run]
+        return list(map(launch_of, calls))
+    return [*map(launch_of, others), CastBatch(flat, device).run]
 
 
 def is_flat(call: Call) -> bool:
     """Whether both sides are contiguous in the same order."""
-    return cuda.layout_of(call.source, call.written, call.fuse).shape == "contiguous"
+    return layout_of(call.source, call.written, call.fuse).shape == "contiguous"
 
 
 def batch_fuse(calls: Sequence[Call]) -> Fuse:
-    """That of a batch. The offset of random words is the batch's; `scale` and `amax` are those of the first call."""
+    """The fuse of a batch. The offset of random words is the batch's; `scale` and `amax` are the first call's."""
     found = next((call.fuse for call in calls if call.fuse is not EMPTY), EMPTY)
     for call in calls:
         if call.fuse.random is not None:
@@ -113,7 +203,7 @@ class CastBatch:
         if not self._fuses:
             yield from self._tables.filled(columns, {})
             return
-        number, *others = cuda.fused_values(batch_fuse(self._calls))
+        number, *others = fused_values(batch_fuse(self._calls))
         steps = {"scale_step": self._steps["scale_at"], "amax_step": self._steps["amax"]}
         columns["first"] = np.array([call.start for call in self._calls])
         for part, blocks, table in self._tables.filled(columns, steps):

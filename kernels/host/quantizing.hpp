@@ -298,8 +298,8 @@ inline void find_scales(const QuantizeCall& call, u64 first, u64 n, const BlockN
 // ---- short blocks of adjacent elements, many of which stay in caches while all is done ----
 
 // The elements of blocks that are worked on together, if they are not longer; the most of these, of 16 elements and more; how many
-// of longer ones, so that packed codes are whole bytes; the longest.
-enum : u64 { elements_together = 4096, blocks_together = 256, fewest_blocks = 8, longest_block = 4096 };
+// of longer ones, so that packed codes are whole bytes; the longest, since threads may have little stack.
+enum : u64 { elements_together = 4096, blocks_together = 256, fewest_blocks = 8, longest_block = 1024 };
 
 inline bool is_short(const Run3& call) {
     const u64 length = call.lengths[2];

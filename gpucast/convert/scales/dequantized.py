@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -86,7 +86,8 @@ class Dequantized(Tensor):
         """FileError for FLOAT scales that are infinite or NaN. (gpucast itself gives integers such a scale for a block
         without meaning, as FLOAT8E8M0 does by its specification.)
         """
-        format, parts = self.stored.format, self.all_scales()
+        # By the open file: to read its header again for each tensor takes minutes.
+        format, parts = self.stored.format, self._scales(self._tensor)
         of_blocks = parts.scales if format.scale is _FLOAT else None
         for part, scales in (("scales", of_blocks), ("global_scale", parts.global_scale)):
             if scales is None:
@@ -106,10 +107,13 @@ class Dequantized(Tensor):
 
     def all_scales(self) -> Parts:
         """Scales, zero points and global scale, without codes."""
+        return self._scales(self._opened)
+
+    def _scales(self, find: Callable[[str, contextlib.ExitStack], Tensor]) -> Parts:
         stored = self.stored
         names = {part: spec.name for part, spec in stored.specs.items() if part != "data"}
         with contextlib.ExitStack() as stack:
-            return stored.loaded_parts({part: self._opened(name, stack) for part, name in names.items()})
+            return stored.loaded_parts({part: find(name, stack) for part, name in names.items()})
 
     def codes(self) -> Iterator[NDArray]:
         """The codes, flat, read in a stream of their own."""

@@ -139,8 +139,8 @@ def hadamard_kernel(
         }  # fmt: skip
         listed = ", ".join(f"{name} = {size}" for name, size in sizes.items())
         head += f"namespace gpucast {{\nstruct {name}_tiles {{\n    enum : u32 {{ {listed} }};\n}};\n}}\n"
-        # The compiler chooses, but where it would have registers spill: for two scales of a transposed result alone, and
-        # for codes of 2 bits of which the plain ones alone are of runs, shorter than their blocks.
+        # The compiler chooses, but where it would have registers spill: for two scales of a transposed result alone,
+        # and for codes of 2 bits of which the plain ones alone are of runs, shorter than their blocks.
         resident: int | str = 0
         if format.rule == "4over6" and not plain and not stochastic:
             resident = "(GPUCAST_ARCH < 1000 ? 2 : 0)"

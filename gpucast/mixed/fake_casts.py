@@ -214,8 +214,9 @@ def narrow_type(to: Any) -> DType | Format:
 def check_keywords(format: Any, options: Options) -> None:
     """ValueError for keywords that are not for formats."""
     for name in ("saturate", "round_mode", "overflow"):
-        if getattr(options, name) != getattr(_DEFAULT, name):
-            raise ValueError(f"{CALLER}: {name}={getattr(options, name)!r} is for types, not for the format {format}")
+        given = getattr(options, name)
+        if np.ndim(given) or given != getattr(_DEFAULT, name):
+            raise ValueError(f"{CALLER}: {name}={given!r} is for types, not for the format {format}")
 
 
 @exact()

@@ -183,6 +183,7 @@ def test_delayed_scales() -> None:
             ValueError,
             "saturate=False is for types, not for the format mxfp4",
         ),
+        (np.ones(32, np.float32), "mxfp4", {"saturate": np.ones(2)}, ValueError, r"saturate=array\(\[1., 1.\]\) is for"),
         (np.ones(3, np.float32), "INT8", {"out": np.ones(3)}, TypeError, "out has dtype float64"),
         (np.ones(3, np.float32), "INT8", {"out": np.ones(4, np.float32)}, ValueError, r"out has shape \(4,\)"),
     ],

@@ -158,6 +158,22 @@ def test_a_list_of_outs_is_no_pattern() -> None:
         assert type(gpucast.quantize(x, "mxfp8e4m3", transpose="both")) is tuple
 
 
+def test_a_packed_out_of_cast_groups_is_no_pattern() -> None:
+    """The loop of casts writes whole bytes: it would write behind packed ones."""
+    x, ends = np.linspace(-6, 6, 32 * 256, dtype=np.float32).reshape(32, 256), np.array([7, 7, 20, 29])
+    whole = gpucast.cast_grouped(x, ends, "FLOAT4E2M1", scale=1.0)
+    packed = gpucast.PackedArray.pack(whole.data)
+    # Behind the elements of `out` lies memory that no call may touch.
+    memory = np.full(2 * packed.data.size, 0x5A, np.uint8)
+    out = whole._replace(data=gpucast.PackedArray(memory[: packed.data.size], packed.dtype, packed.shape))
+    plans.forget()
+    for _ in range(3):
+        gpucast.cast_grouped(x, ends, "FLOAT4E2M1", scale=1.0, out=out)
+        assert memory[: packed.data.size].tobytes() == packed.data.tobytes()
+        assert (memory[packed.data.size :] == 0x5A).all()
+        assert gpucast.cast_grouped(x, ends, "FLOAT4E2M1", scale=1.0).data.tobytes() == whole.data.tobytes()
+
+
 def test_an_array_reshaped_meanwhile_is_no_pattern() -> None:
     """Another thread may do so between the call and its plan."""
     x, format = np.ones((48, 96), np.float32), "mxfp8e5m2"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -155,6 +156,25 @@ def test_ends_and_scales_with_gaps_are_read_in_their_order() -> None:
             gpucast.quantize_grouped(there, whole[0], "nvfp4", scale=whole[1], out=odd)
         with pytest.raises(RuntimeError, match="captured, and offsets is not in C order"):
             gpucast.quantize_grouped(there, ends, "nvfp4", scale=upload(np.ones(3, np.float32)), out=out)
+
+
+@pytest.mark.parametrize("to", ["FLOAT4E2M1", "FLOAT6E3M2", "mxfp4", "mxfp6e2m3"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_narrow_codes_in_given_memory_are_those_of_the_first_call(to: str, packed: bool) -> None:
+    """Packed or one to a byte, whatever the first call gave; the bytes around them stay."""
+    x, ends = numbers(64)[8:264], np.int64([9, 9, 100])
+    if to in FORMATS:
+        element, call = FORMATS[to].element, partial(gpucast.quantize_grouped, x, ends, to, pad=1)
+    else:
+        element, call = dtype(to), partial(gpucast.cast_grouped, x, ends, to, pad=1, scale=2.0)
+    made, size, margin = call(), x.size * (element.bits if packed else 8) // 8, x.size
+    memory = np.full(margin + size + margin, 0xA5, np.uint8)
+    inner = memory[margin : margin + size]
+    data = gpucast.PackedArray(inner, element, x.shape) if packed else inner.view(element.numpy).reshape(x.shape)
+    for _ in range(3):
+        inner[:] = 1
+        assert parts(call(out=made._replace(data=data))) == parts(made)
+        assert (memory[:margin] == 0xA5).all() and (memory[margin + size :] == 0xA5).all()
 
 
 @pytest.mark.parametrize("on_device", [False, True])

@@ -39,8 +39,10 @@ struct GroupParts {
         }
         bool has_number = false;
         if (!take_float(scale, 0x1p-126f, &has_number, &factor)) {
-            count = factors.take(scale, 4, 4, false, library) ? 1 : how.groups;
-            if (count != 1 && !factors.take(scale, 4, how.groups * 4, false, library)) return false;
+            // Numbers out of range, and other arrays, are left to the checked path: of a single group too.
+            if (has_number) return false;
+            count = factors.take(scale, 4, 4, false, library) ? 1 : factors.take(scale, 4, how.groups * 4, false, library) ? how.groups : 0;
+            if (!count) return false;
         }
         const Part written[] = {data, scales, to_ends, valid}, read[] = {x, ends, factors};
         return are_disjoint(written, 4, read, 3);

@@ -217,6 +217,19 @@ def test_a_repeated_call_leaves_other_scales_of_a_single_group_to_the_checks(sca
     assert outcome() == wanted
 
 
+@pytest.mark.parametrize("ends", [[0, 16], [16, 5], [16, 32]], ids=["empty", "invalid", "last"])
+def test_a_repeated_call_refuses_each_scale_before_it_writes(ends: list[int]) -> None:
+    x, scale = np.ones((32, 16), np.float32), np.ones(2, np.float32)
+    out = gpucast.quantize_grouped(x, np.array([16, 32]), "nvfp4", scale=scale)
+    for given in ([16, 32], ends):
+        gpucast.quantize_grouped(x, np.array(given), "nvfp4", scale=scale, out=out)
+    before = parts(out)
+    scale[0 if ends[0] == 0 else 1] = np.nan
+    with pytest.raises(ValueError, match="scale= must be finite and above 0"):
+        gpucast.quantize_grouped(2 * x, np.array(ends), "nvfp4", scale=scale, out=out)
+    assert parts(out) == before
+
+
 def test_many_groups_and_none_of_them_with_rows() -> None:
     rng = np.random.default_rng(0)
     for count, rows in ((1024, 700), (300, 0), (1, 0)):

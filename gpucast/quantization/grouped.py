@@ -167,7 +167,7 @@ def _quantize_grouped(
         raise ValueError(f"{caller}: scale= must be finite and above 0 as FLOAT")
     itemsize = format.scale.bits // 8
     layouts = [name for name in _LAYOUTS if itemsize != 2 and itemsize in order(name).itemsizes]
-    if scale_layout not in layouts:
+    if not isinstance(scale_layout, str) or scale_layout not in layouts:
         raise ValueError(
             f"{caller}: scale_layout={scale_layout!r} must be one of {', '.join(map(repr, layouts)) or 'none'}, for "
             f"{format}"

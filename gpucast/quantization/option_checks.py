@@ -73,7 +73,7 @@ def resolve_random(format: Format | None, rounding: Any, seed: Any, offset: Any,
     TypeError or ValueError for anything that is not random rounding of floats.
     """
     random = fuse.resolve_random(rounding, seed, offset, caller)
-    if rounding is not None and rounding != STOCHASTIC:
+    if rounding is not None and not (isinstance(rounding, str) and rounding == STOCHASTIC):
         raise ValueError(f"{caller}: rounding={rounding!r} must be None or {STOCHASTIC!r}")
     if random is not None and format is not None and format.element.family != "float":
         raise ValueError(

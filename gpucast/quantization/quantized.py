@@ -382,7 +382,7 @@ _SIZES = {1: "one byte", 2: "two bytes", 4: "four bytes"}
 
 def check_layout(layout: Any, shape: tuple[int, ...], axis: int, format: Format, caller: str) -> None:
     """ValueError for an unknown layout, or one that the scales of such an array cannot have."""
-    if layout not in SCALE_LAYOUTS:
+    if not isinstance(layout, str) or layout not in SCALE_LAYOUTS:
         raise ValueError(f"{caller}: scale_layout={layout!r} must be one of {', '.join(map(repr, SCALE_LAYOUTS))}")
     if layout == "linear":
         return

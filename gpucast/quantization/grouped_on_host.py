@@ -161,9 +161,6 @@ def planned(x: Any, to: Any, keywords: tuple[Any, ...], result: Any) -> Any:
     others = [part for part in result if not (part is None or isinstance(part, PackedArray))]
     if result.data.shape[1] != columns or any(libraries.library_of(part) != library for part in others):
         return None
-    # The loop of casts writes whole bytes.
-    if layout is None and isinstance(result.data, PackedArray):
-        return None
     if library is not None and layout not in (None, "linear"):
         return None
     src, data, ends = dtype(x.dtype), result.data, dtype(offsets.dtype)

@@ -140,6 +140,18 @@ def test_of_tensors() -> None:
     })  # fmt: skip
 
 
+@pytest.mark.peers
+def test_of_tensors_so_large_that_others_run_meanwhile() -> None:
+    """The library is told of the result where Python's lock is held again."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    x = torch.arange(2.0**15).reshape(128, 256)
+    first = gpucast.hadamard(x, 32)
+    for _ in range(3):
+        out = torch.zeros_like(first)
+        assert torch.equal(gpucast.hadamard(x, 32), first)
+        assert torch.equal(gpucast.hadamard(x, 32, out=out), first)
+
+
 def test_a_result_of_the_callers_own_class_is_no_pattern() -> None:
     class Mine(gpucast.Quantized):
         pass

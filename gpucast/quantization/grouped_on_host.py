@@ -161,13 +161,13 @@ def planned(x: Any, to: Any, keywords: tuple[Any, ...], result: Any) -> Any:
     others = [part for part in result if not (part is None or isinstance(part, PackedArray))]
     if result.data.shape[1] != columns or any(libraries.library_of(part) != library for part in others):
         return None
-    # The loop of casts writes whole bytes.
-    if layout is None and isinstance(result.data, PackedArray):
-        return None
     if library is not None and layout not in (None, "linear"):
         return None
     src, data, ends = dtype(x.dtype), result.data, dtype(offsets.dtype)
     format = None if layout is None else recipes.find(to, "quantize_grouped")
+    # The module packs the codes of formats, and writes those of casts one to a byte.
+    if dtype(data.dtype).bits < 8 and isinstance(data, PackedArray) == (format is None):
+        return None
     quantizing, works, scales = block_loops.Quantizing(), 2 * bytes(MODULE.WORK_BYTES), result.scales
     block: Any = 0
     bits = dtype(data.dtype).bits if isinstance(data, PackedArray) else 8 * data.dtype.itemsize

@@ -400,11 +400,16 @@ WORK: list[tuple[dict[str, Any], str, str]] = [
     ),
     *(
         (
-            {FIRST: LINEAR, "in/config.json": '{"model_type": "gpt2"}', INDEX: GONE},
+            {FIRST: LINEAR, "in/config.json": text, INDEX: GONE},
             f"in out {BLOCKS} --style {style}",
             "in/config.json: model_type is 'gpt2', whose layers are Conv1D",
         )
         for style in ("deepseek", "compressed-tensors")
+        # Of a part, too: a captioner of images has GPT-2 as its decoder.
+        for text in (
+            '{"model_type": "gpt2"}',
+            '{"model_type": "vision-encoder-decoder", "decoder": {"model_type": "gpt2"}}',
+        )
     ),
     *(
         (block_sizes(size), "in out --to FLOAT", f"weight_block_size is {size!r}; expected two lengths")

@@ -249,6 +249,15 @@ def test_a_scale_that_is_no_number_is_refused_or_counted(case: str, wrong: float
     assert not changed or "NaN" in capsys.readouterr().out.splitlines()[-1]
 
 
+@pytest.mark.parametrize("wrong", [0, np.inf, -np.inf, np.nan])
+def test_a_global_scale_that_divides_is_a_number(wrong: float, capsys: pytest.CaptureFixture[str]) -> None:
+    """By an infinite one all numbers would be zero."""
+    parts = {"packed": np.ones((2, 16), np.uint8), "scale": np.ones((2, 2), E4M3), "global_scale": np.float32([wrong])}
+    save("in.safetensors", {f"l.weight_{part}": x for part, x in parts.items()})
+    message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT", "--allow-loss")
+    assert "1 of the 1 scales 'l.weight_global_scale' are infinite or NaN" in message
+
+
 def test_formats_in_the_metadata(capsys: pytest.CaptureFixture[str]) -> None:
     held = {f"m.{name}.{part}": x for name in "lk" for part, x in (("weight", F8), ("weight_scale", np.float32(2)))}
     # The longest name that is the weight's end counts.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +12,7 @@ import pytest
 
 import gpucast
 from bench import cubin
+from gpucast.casting import plans
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import CastRule
 from gpucast.kernel import compiler
@@ -157,6 +159,25 @@ def test_ends_and_scales_with_gaps_are_read_in_their_order() -> None:
             gpucast.quantize_grouped(there, ends, "nvfp4", scale=upload(np.ones(3, np.float32)), out=out)
 
 
+@pytest.mark.parametrize("to", ["FLOAT4E2M1", "FLOAT6E3M2", "mxfp4", "mxfp6e2m3"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_narrow_codes_in_given_memory_are_those_of_the_first_call(to: str, packed: bool) -> None:
+    """Packed or one to a byte, whatever the first call gave; the bytes around them stay."""
+    x, ends = numbers(64)[8:264], np.int64([9, 9, 100])
+    if to in FORMATS:
+        element, call = FORMATS[to].element, partial(gpucast.quantize_grouped, x, ends, to, pad=1)
+    else:
+        element, call = dtype(to), partial(gpucast.cast_grouped, x, ends, to, pad=1, scale=2.0)
+    made, size, margin = call(), x.size * (element.bits if packed else 8) // 8, x.size
+    memory = np.full(margin + size + margin, 0xA5, np.uint8)
+    inner = memory[margin : margin + size]
+    data = gpucast.PackedArray(inner, element, x.shape) if packed else inner.view(element.numpy).reshape(x.shape)
+    for _ in range(3):
+        inner[:] = 1
+        assert parts(call(out=made._replace(data=data))) == parts(made)
+        assert (memory[:margin] == 0xA5).all() and (memory[margin + size :] == 0xA5).all()
+
+
 @pytest.mark.parametrize("on_device", [False, True])
 def test_results_that_cannot_be_written_are_refused_and_kept(on_device: bool) -> None:
     put = upload if on_device else np.array
@@ -193,6 +214,40 @@ def test_a_number_is_rounded_to_float_before_it_scales() -> None:
     x, ends = np.full((1, 16), 3, np.float64), np.int32([1])
     near, far = (gpucast.cast(x, "DOUBLE", scale=scale) for scale in (float(np.float32(0.1)), 0.1))
     assert gpucast.cast_grouped(x, ends, "DOUBLE", scale=0.1).data.tobytes() == near.tobytes() != far.tobytes()
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [1e-40, 0.0, -1, float("nan"), 10**400, np.full(1, 2, ">f4"), np.ndarray(1, np.float32, np.ones(5, np.uint8), 1)],
+    ids=["subnormal", "zero", "negative", "nan", "huge", "swapped", "unaligned"],
+)
+def test_a_repeated_call_leaves_other_scales_of_a_single_group_to_the_checks(scale: Any) -> None:
+    x, ends = np.ones((4, 16), np.float32), np.array([3])
+
+    def outcome() -> Any:
+        try:
+            return parts(gpucast.cast_grouped(x, ends, "FLOAT", scale=scale))
+        except ValueError as error:
+            return str(error)
+
+    plans.forget()
+    wanted = outcome()
+    for known in (2.0, np.ones(1, np.float32)):
+        gpucast.cast_grouped(x, ends, "FLOAT", scale=known)
+    assert outcome() == wanted
+
+
+@pytest.mark.parametrize("ends", [[0, 16], [16, 5], [16, 32]], ids=["empty", "invalid", "last"])
+def test_a_repeated_call_refuses_each_scale_before_it_writes(ends: list[int]) -> None:
+    x, scale = np.ones((32, 16), np.float32), np.ones(2, np.float32)
+    out = gpucast.quantize_grouped(x, np.array([16, 32]), "nvfp4", scale=scale)
+    for given in ([16, 32], ends):
+        gpucast.quantize_grouped(x, np.array(given), "nvfp4", scale=scale, out=out)
+    before = parts(out)
+    scale[0 if ends[0] == 0 else 1] = np.nan
+    with pytest.raises(ValueError, match="scale= must be finite and above 0"):
+        gpucast.quantize_grouped(2 * x, np.array(ends), "nvfp4", scale=scale, out=out)
+    assert parts(out) == before
 
 
 def test_many_groups_and_none_of_them_with_rows() -> None:

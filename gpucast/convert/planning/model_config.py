@@ -75,7 +75,7 @@ def texts(
                     f"{path}: --style {request.style} needs the model's config.json, in which loaders look for the "
                     "scales; convert the folder that has it"
                 )
-            if (kind := (document_of(config.path) or {}).get("model_type")) in _CONV1D:
+            if (kind := _conv1d(document_of(config.path))) is not None:
                 raise FileError(
                     f"{config.path}: model_type is {kind!r}, whose layers are Conv1D; loaders of style {request.style} "
                     f"quantize Linear layers alone, and would take random numbers; expected --style "
@@ -93,6 +93,15 @@ def texts(
             text = _of_numbers(config, tensors, is_stale, bool(quantized))
             changed |= {} if text is None else {config.name: text}
     return changed, frozenset(stale)
+
+
+def _conv1d(document: Any) -> str | None:
+    """The type of a model, or of one of its parts, that has layers of the class Conv1D; None if there is none."""
+    if not isinstance(document, dict):
+        return None
+    if (kind := document.get("model_type")) in _CONV1D:
+        return str(kind)
+    return next((found for part in document.values() if (found := _conv1d(part)) is not None), None)
 
 
 def _is_scaled(tensor: TensorPlan) -> bool:

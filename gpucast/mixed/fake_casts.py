@@ -215,7 +215,7 @@ def check_keywords(format: Any, options: Options) -> None:
     """ValueError for keywords that are not for formats."""
     for name in ("saturate", "round_mode", "overflow"):
         given = getattr(options, name)
-        if np.ndim(given) or given != getattr(_DEFAULT, name):
+        if getattr(given, "shape", ()) or given != getattr(_DEFAULT, name):
             raise ValueError(f"{CALLER}: {name}={given!r} is for types, not for the format {format}")
 
 

@@ -86,8 +86,11 @@ inline int do_group(const Grouping& how, const GroupParts& parts, OwnChoice choi
 // Fills a result. Returns as `quantize_blocks`.
 inline int fill_groups(const Grouping& how, const GroupParts& parts, const OwnChoice& choice) {
     if (how.groups > most_groups) return 0;
-    npy_int64 ends[most_groups];
-    float factors[most_groups];
+    // Threads may have little stack.
+    const Memory small(how.groups * (sizeof(npy_int64) + sizeof(float)));
+    if (!small.data) return 0;
+    npy_int64* const ends = small.as<npy_int64>();
+    float* const factors = reinterpret_cast<float*>(ends + how.groups);
     // All that is read of small arrays: others may write them later.
     for (u64 i = 0; i < how.groups; ++i) {
         ends[i] = parts.end_of(i, how.end_bytes), factors[i] = parts.factor_of(i);

@@ -199,16 +199,28 @@ def test_an_array_reshaped_meanwhile_is_no_pattern() -> None:
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8_zp_32"])
 def test_threads_of_little_stack_quantize(name: str) -> None:
     x = np.ones((64, 1024), np.float32)
+    assert in_little_stack(lambda: gpucast.dequantize(gpucast.quantize(x, name)).size) == [x.size] * 3
+
+
+def test_threads_of_little_stack_quantize_groups() -> None:
+    x, ends = np.ones((64, 1024), np.float32), np.array([8, 64])
+
+    def quantize() -> int:
+        return int(gpucast.quantize_grouped(x, ends, "int8_32").valid)
+
+    # Its first call goes through Python, which needs more.
+    assert quantize() == 2
+    assert in_little_stack(quantize) == [2] * 3
+
+
+def in_little_stack(function: Callable[[], int]) -> list[int]:
+    """The results of three calls in a thread of 64 KiB."""
     said: list[int] = []
-
-    def job() -> None:
-        said.extend(gpucast.dequantize(gpucast.quantize(x, name)).size for _ in range(3))
-
     before = threading.stack_size(64 << 10)
     try:
-        thread = threading.Thread(target=job)
+        thread = threading.Thread(target=lambda: said.extend(function() for _ in range(3)))
         thread.start()
         thread.join()
     finally:
         threading.stack_size(before)
-    assert said == [x.size] * 3
+    return said

@@ -200,7 +200,7 @@ def quantization() -> Iterator[Row]:
     yield row("`scales_of`", tested=tests("quantization/test_scales_of.py"))
     cells = "[each cell](requantizing.md), by trying what decides on it, or a counterexample"
     yield row("What requantizing keeps", cells, tested=tests("quantization/test_requantizing.py"))
-    orders = ", ".join(row.name for row in SCALE_ORDERS if row.name != "linear")
+    orders = ", ".join(order.name for order in SCALE_ORDERS if order.name != "linear")
     yield row(f"Orders of scales: {orders}", "", ran("scale_layout"), tests("quantization/test_scales.py"))
     yield row("Hadamard transforms", "", ran("hadamard"), tests("quantization/test_hadamard.py"))
     yield row("Grouped rows", "", ran("pad"), tests("quantization/test_grouped.py"))

@@ -86,7 +86,9 @@ struct Divisor {
 
     // What `by_prepared` multiplies elements with; 0 where that does not serve.
     GPUCAST_INLINE float prepared() const {
-        const bool serves = by_one ? is_clear() : !by.is_short();
+        bool serves;
+        if constexpr (by_one) serves = is_clear();
+        else serves = !by.is_short();
         return fast && serves ? ptx::as_float(ptx::bits(by.reciprocal(by_one ? 0 : -2)) - u32(ReciprocalCodes<DType, F>::lowered)) : 0;
     }
 

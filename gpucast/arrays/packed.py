@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -23,6 +22,7 @@ from gpucast.arrays import libraries
 from gpucast.arrays.bitpacking import group_of, namespace, pack_codes, to_numpy, unpack_codes
 from gpucast.arrays.libraries import CastFunction, Lent, Library
 from gpucast.core.arithmetic import exact
+from gpucast.core.checks import checked_shape
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
 from gpucast.core.rule import Options
@@ -171,20 +171,6 @@ def _described(x: Any) -> str:
         f"{what}; expected an array, a number, a text, or an object with __dlpack__, __cuda_array_interface__ or "
         f"__array__{others}"
     )
-
-
-def checked_shape(shape: Any, caller: str) -> tuple[int, ...]:
-    """A shape as a tuple of non-negative ints; a single int is a shape of one dimension."""
-    try:
-        try:
-            lengths: tuple[int, ...] = (operator.index(shape),)
-        except TypeError:
-            lengths = tuple(operator.index(length) for length in shape)
-    except TypeError:
-        raise TypeError(f"{caller}: shape={shape!r} must be an int or a sequence of ints") from None
-    if any(length < 0 for length in lengths):
-        raise ValueError(f"{caller}: shape={shape!r} has a negative length")
-    return lengths
 
 
 class PackedArray:

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.packed import PackedArray, checked_shape
+from gpucast.arrays.packed import PackedArray
 from gpucast.casting import engines
 from gpucast.casting.engine import Engine
+from gpucast.core.checks import checked_shape
 from gpucast.core.dtypes import DType, dtype
 
 

@@ -170,9 +170,11 @@ _CELL = 32
 _CELLS: dict[tuple[int, int, int], Any] = {}
 ON_NEW_DRIVER.append(_CELLS.clear)
 #: FLOATs that calls were given as numbers, which no call writes, by the same and their values; and the most of them.
-_NUMBERS: dict[tuple[int, int, int, float], Any] = {}
+_NUMBERS: dict[tuple[int, int, int], dict[float, Any]] = {}
 _MOST_NUMBERS = 256
-ON_NEW_DRIVER.append(_NUMBERS.clear)
+#: By address those that CUDA graphs read, whenever they are launched.
+_CAPTURED: dict[int, Any] = {}
+ON_NEW_DRIVER.extend((_NUMBERS.clear, _CAPTURED.clear))
 
 
 class Workspace:
@@ -223,16 +225,18 @@ class Workspace:
     def number(self, value: float) -> Any:
         """An array of one FLOAT on the device for the current stream, which stays. RuntimeError as for `array`."""
         with driver.driver().on(self._device):
-            key = (*self._place(), value)
-            found = None if driver.is_dry_run() else _NUMBERS.get(key)
+            # What is recorded has no memory.
+            known = {} if driver.is_dry_run() else _NUMBERS.setdefault(self._place(), {})
+            found = known.get(value)
             if found is None:
                 self.check_capture()
                 codes = np.array([value], np.float32).view(np.uint8)
                 found = driver.driver().to_device(codes).view(np.float32).reshape(())
-                if not driver.is_dry_run():
-                    if len(_NUMBERS) >= _MOST_NUMBERS:
-                        _NUMBERS.clear()
-                    _NUMBERS[key] = found
+                if len(known) >= _MOST_NUMBERS:
+                    known.clear()
+                known[value] = found
+            elif driver.driver().capturing():
+                _CAPTURED[found.data.ptr] = found
         if THREAD.recording is not None:
             THREAD.recording.numbers.append((found, value))
         return found

@@ -165,8 +165,10 @@ def _asked(given: list[Any], scale: Any, outs: Any, amax: Any, finite: Any) -> t
 
 
 def _key(asked: Any, given: list[Any], others: list[Any]) -> tuple[Any, ...]:
-    """All that decides on the launches of a call. Any exception for arrays that no plan is for."""
-    return *asked, *map(_LAYOUT, given), *map(_LAYOUT, others)
+    """All that decides on the launches of a call, and the device. Any exception for arrays that no plan is for."""
+    device = given[0].device
+    # CuPy's objects have no hash.
+    return *asked, getattr(device, "id", device), *map(_LAYOUT, given), *map(_LAYOUT, others)
 
 
 #: The most kinds of call, and what they keep.

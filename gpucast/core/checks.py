@@ -102,3 +102,17 @@ def as_double(value: Any) -> float:
             return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
+
+
+def checked_shape(shape: Any, caller: str) -> tuple[int, ...]:
+    """A shape as a tuple of non-negative ints; a single int is a shape of one dimension."""
+    try:
+        try:
+            lengths: tuple[int, ...] = (operator.index(shape),)
+        except TypeError:
+            lengths = tuple(operator.index(length) for length in shape)
+    except TypeError:
+        raise TypeError(f"{caller}: shape={shape!r} must be an int or a sequence of ints") from None
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"{caller}: shape={shape!r} has a negative length")
+    return lengths

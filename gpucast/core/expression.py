@@ -30,6 +30,8 @@ _COMPARED = {
 #: Those whose result is true or false, and those that take such operands.
 _LOGICAL = {"logical_and", "logical_or", "logical_not"}
 _CONDITIONS = {*_COMPARED.values(), *_LOGICAL}
+#: Of operations within operations: far fewer calls within calls than Python takes.
+_MOST_LEVELS = 320
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,14 @@ class Node:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """All names in it, in the order in which they first appear."""
-        if not self.operands:
-            return (self.name,) if self.number is None else ()
-        return tuple(dict.fromkeys(name for part in self.operands for name in part.names))
+        names: dict[str, None] = {}
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            waiting += reversed(node.operands)
+            if not node.operands and node.number is None:
+                names[node.name] = None
+        return tuple(names)
 
     @property
     def is_condition(self) -> bool:
@@ -69,7 +76,7 @@ def parse(text: str, functions: Mapping[str, int], caller: str) -> Node:
     ValueError, which begins with `caller`, for anything else.
     """
     try:
-        return _node(ast.parse(text.strip(), mode="eval").body, functions)
+        return _node(ast.parse(text.strip(), mode="eval").body, functions, _MOST_LEVELS)
     except _Refused as refused:
         conditions = "comparisons, and, or, not, a if b else c, " * ("where" in functions)
         allowed = f"names, numbers, + - * /, {conditions}and {', '.join(functions)}"
@@ -84,11 +91,13 @@ class _Refused(Exception):
     """The error for a part of an expression that is not accepted."""
 
 
-def _node(tree: ast.expr, functions: Mapping[str, int]) -> Node:
+def _node(tree: ast.expr, functions: Mapping[str, int], levels: int) -> Node:
+    if not levels:
+        raise RecursionError
     found = _operation(tree, functions)
     if found is not None:
         name, parts = found
-        operands = [_node(part, functions) for part in parts]
+        operands = [_node(part, functions, levels - 1) for part in parts]
         while name in ("logical_and", "logical_or") and len(operands) > 2:
             operands[:2] = [_checked(name, operands[:2])]
         return operands[0] if name == "positive" and not operands[0].is_condition else _checked(name, operands)

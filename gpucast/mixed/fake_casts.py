@@ -145,7 +145,7 @@ def _host_plan(x: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
     """The plan of a call on the host, if there may be one."""
     narrow, scale, amax = narrow_type(to), keywords[7], keywords[8]
     if isinstance(narrow, Format):
-        return _blocks_plan(to, dtype(x.dtype), keywords[4], keywords[-1]) if type(x) is np.ndarray else None
+        return _blocks_plan(to, dtype(x.dtype), keywords[3], keywords[-1]) if type(x) is np.ndarray else None
     if type(x) not in HOST_KINDS:
         return None
     rule, scaled = CastRule(dtype(x.dtype), dtype(x.dtype)), scale is not None
@@ -214,8 +214,9 @@ def narrow_type(to: Any) -> DType | Format:
 def check_keywords(format: Any, options: Options) -> None:
     """ValueError for keywords that are not for formats."""
     for name in ("saturate", "round_mode", "overflow"):
-        if getattr(options, name) != getattr(_DEFAULT, name):
-            raise ValueError(f"{CALLER}: {name}={getattr(options, name)!r} is for types, not for the format {format}")
+        given = getattr(options, name)
+        if getattr(given, "shape", ()) or given != getattr(_DEFAULT, name):
+            raise ValueError(f"{CALLER}: {name}={given!r} is for types, not for the format {format}")
 
 
 @exact()

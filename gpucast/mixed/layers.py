@@ -147,8 +147,8 @@ class _Layer:
             return cast(dy, to, saturate=self.saturate, round_mode=self.round_mode, opset=self._cast_opset)
 
         options = self._options(caller)._replace(scale=coefficient)
-        adapter = libraries.find(dy)
-        if adapter is None:
+        library = libraries.find(dy)
+        if library is None:
             return times(as_array(dy, caller), to, options)
         if libraries.library_of(dy) is None and not isinstance(dy, PackedArray):
             raise TypeError(
@@ -156,17 +156,17 @@ class _Layer:
                 "a PackedArray, a tensor of PyTorch or an array of JAX"
             )
         if isinstance(dy, PackedArray):
-            return adapter.cast(times, dy, to, options)
-        return adapter.cast_times(times, dy, to, options)
+            return library.cast(times, dy, to, options)
+        return library.cast_times(times, dy, to, options)
 
     def _options(self, caller: str) -> Options:
         return Options(saturate=self.saturate, round_mode=self.round_mode, opset=self._cast_opset, caller=caller)
 
     def _through(self, x: Any, to: Any, options: Options) -> Any:
         """The cast of an array of another library, through which that differentiates."""
-        adapter = libraries.find(x)
-        assert adapter is not None
-        return adapter.cast_layer(cast_with, x, to, options, self._coefficient(self.lda_coeff))
+        library = libraries.find(x)
+        assert library is not None
+        return library.cast_layer(cast_with, x, to, options, self._coefficient(self.lda_coeff))
 
 
 def _with_dtype(x: Any, caller: str) -> Any:
@@ -179,8 +179,8 @@ def _with_dtype(x: Any, caller: str) -> Any:
 
 def _shape(x: Any) -> tuple[int, ...]:
     """The shape of the elements: a tensor of pairs has half as many along the last axis."""
-    adapter = None if isinstance(x, PackedArray) else libraries.find(x)
-    return tuple(x.shape) if adapter is None else tuple(adapter.shape(x))
+    library = None if isinstance(x, PackedArray) else libraries.find(x)
+    return tuple(x.shape) if library is None else tuple(library.shape(x))
 
 
 class Cast(_Layer):

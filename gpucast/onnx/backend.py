@@ -78,7 +78,7 @@ class BackendRep(OnnxBackendRep):
             inputs = dict(zip(self._required, inputs, strict=True))
         missing = [name for name in self._required if name not in inputs]
         if missing:
-            wanted, got = printable(", ".join(missing)), printable(", ".join(inputs)) or "nothing"
+            wanted, got = printable(", ".join(missing)), printable(", ".join(map(str, inputs))) or "nothing"
             raise ValueError(f"run: no value for {wanted}; got {got}")
         unknown = [name for name in inputs if name not in self._known]
         if unknown:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of calls on devices: the launches of an earlier call, repeated.
 
-They serve arrays of CuPy, or of a library whose adapter says where they are, on the current device, that lie as those
-of that call did; `gpucast.kernel.recording` says how alike. Of a function they know which arrays a call reads, and what
-else decides on its launches (`Asked`). Results, and an `out`, are arrays, dataclasses of arrays such as `Quantized`, or
-tuples of these.
+They serve arrays of CuPy, or of a library that says where they are (`Library.placed`), on the current device, that lie
+as those of that call did; `gpucast.kernel.recording` says how alike. Of a function they know which arrays a call reads,
+and what else decides on its launches (`Asked`). Results, and an `out`, are arrays, dataclasses of arrays such as
+`Quantized`, or tuples of these.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Place(NamedTuple):
     as_array: Memory | None
     packed: tuple[DType, tuple[int, ...]] | None
 
-    def of(self, made: Sequence[Any], adapter: libraries.Library | None) -> Any:
+    def of(self, made: Sequence[Any], library: libraries.Library | None) -> Any:
         data = made[self.number]
         if self.as_array is not None:
             shape, kind, strides = self.as_array
@@ -77,7 +77,7 @@ class _Place(NamedTuple):
             array: Any = object.__new__(PackedArray)
             array.data, (array.dtype, array.shape) = data, self.packed
             data = array
-        return data if adapter is None else adapter.from_array(data)
+        return data if library is None else library.from_array(data)
 
 
 def flat(result: Any, arrays: list[Any]) -> Any:
@@ -154,8 +154,8 @@ class _Known(NamedTuple):
 
     program: Program
     device: int
-    #: That of the arrays; None for CuPy.
-    adapter: libraries.Library | None
+    #: Of the arrays; None for CuPy.
+    library: libraries.Library | None
     given: tuple[Given, ...]
     #: The names of a workspace's arrays.
     kept: tuple[Any, ...]
@@ -173,24 +173,24 @@ class _Known(NamedTuple):
             return None
         if cuda.current() != self.device or len(given) != len(self.given):
             return None
-        if self.adapter is None:
+        if self.library is None:
             return self._launch(asked, given)
         # Of a library, on its current stream.
         for x, known in zip(given, self.given, strict=True):
             # What the library lacks is packed in an array of CuPy.
             if type(x) is not known.kind or x.shape != known.shape or x.dtype != known.dtype:
                 return None
-        found = placed(given, self.adapter, len(asked.read))
+        found = placed(given, self.library, len(asked.read))
         # Of what has no elements the address tells nothing.
         if found is None or found[0] != self.device or 0 in found[1]:
             return None
-        stream = self.adapter.stream(self.device)
+        stream = self.library.stream(self.device)
         if stream is None:
             return None
         with cuda.using(stream, self.device):
             result = self._launch(asked, found[1])
         if result is not None:
-            self.adapter.written(given[len(asked.read) :])
+            self.library.written(given[len(asked.read) :])
         return result
 
     def _launch(self, asked: Asked, given: list[Any]) -> Any:
@@ -217,7 +217,7 @@ class _Known(NamedTuple):
         made = MODULE.repeat(repeated.launches, given, new, *(asked.random or NO_WORDS), 1.0)
         if made is None or self.places is None:
             return None if made is None else asked.out
-        return _build(self.form, iter([place.of(made, self.adapter) for place in self.places]))
+        return _build(self.form, iter([place.of(made, self.library) for place in self.places]))
 
 
 class CudaPlan:
@@ -237,10 +237,10 @@ class CudaPlan:
         known = self.known.get(asked.plan_key)
         return None if known is None else known.serve(asked)
 
-    def keep(self, arguments: Sequence[Any], recording: Recording, result: Any, library: str | None) -> Any:
-        """Keep a call, if it can be repeated: the plan, or None. `library`: that of its arrays."""
+    def keep(self, arguments: Sequence[Any], recording: Recording, result: Any, name: str | None) -> Any:
+        """Keep a call, if it can be repeated: the plan, or None. `name`: of the library of its arrays."""
         asked = self.ask(*arguments)
-        known = None if asked is None else _known(asked, recording, result, library)
+        known = None if asked is None else _known(asked, recording, result, name)
         if asked is None or known is None:
             return None
         if len(self.known) >= _MOST:
@@ -258,7 +258,7 @@ class CudaPlan:
 def _entry(asked: Asked, known: _Known, result: Any, q: Any) -> tuple[Any, ...] | None:
     """A call of CuPy's arrays that quantized to `q`, or dequantized it, for the module (``results.hpp``); None
     for one that needs more than its arrays and new ones."""
-    if known.adapter is not None or known.kept or known.program.numbers or not is_record(type(q)):
+    if known.library is not None or known.kept or known.program.numbers or not is_record(type(q)):
         return None
     # The module tells those for new results by their other memory.
     if known.program.cells and asked.out is not None:
@@ -298,17 +298,17 @@ def _make(part: Any, array: type, cuda: Any) -> tuple[Any, ...]:
     return part.dtype, part.shape, cuda.allocate, array
 
 
-def _known(asked: Asked, recording: Recording, result: Any, library: str | None) -> _Known | None:
-    adapter = None if library is None else libraries.of_library(library)
+def _known(asked: Asked, recording: Recording, result: Any, name: str | None) -> _Known | None:
+    library = None if name is None else libraries.of_library(name)
     arrays: list[Any] = []
     form, parts = flat(result, arrays), _parts(result)
     written = [*asked.updated, *(() if asked.out is None else arrays)]
     # Another library's arrays may be in use on another stream.
-    if any(library_of(one) != library for one in (*asked.updated, *parts)):
+    if any(library_of(one) != name for one in (*asked.updated, *parts)):
         return None
     given = [*asked.read, *written]
-    at = placed(given, adapter, len(given))
-    if at is None or (adapter is not None and 0 in at[1]):
+    at = placed(given, library, len(given))
+    if at is None or (library is not None and 0 in at[1]):
         return None
     device = at[0]
     own = [Given(type(x), x.shape, x.dtype, int(x.nbytes), one) for x, one in zip(given, at[1], strict=True)]
@@ -318,11 +318,11 @@ def _known(asked: Asked, recording: Recording, result: Any, library: str | None)
     found = program(recording, own, len(asked.read), kept, device, asked.random)
     if found is None:
         return None
-    places = None if asked.out is not None else [_place(part, recording.made, adapter) for part in parts]
+    places = None if asked.out is not None else [_place(part, recording.made, library) for part in parts]
     if places is not None and None in places:
         return None
     known: Any = None if places is None else tuple(places)
-    return _Known(found, device, adapter, tuple(own), tuple(held), asked.form, form, known)
+    return _Known(found, device, library, tuple(own), tuple(held), asked.form, form, known)
 
 
 def _parts(result: Any) -> list[Any]:
@@ -340,19 +340,19 @@ def library_of(part: Any) -> str | None:
     return part.library if isinstance(part, LibraryPackedArray) else libraries.library_of(part)
 
 
-def _place(part: Any, made: Sequence[Any], adapter: libraries.Library | None) -> _Place | None:
+def _place(part: Any, made: Sequence[Any], library: libraries.Library | None) -> _Place | None:
     """Where an array of a new result lies in the new memory; None for one that lies elsewhere."""
     data = part.data if isinstance(part, PackedArray) else part
-    at = placed([data], adapter, 1)
+    at = placed([data], library, 1)
     if at is None:
         return None
     packed = (part.dtype, part.shape) if isinstance(part, PackedArray) else None
     for number, one in enumerate(made):
         if one.data.ptr != at[1][0] or one.nbytes != part.nbytes:
             continue
-        if adapter is not None and packed is None:
+        if library is not None and packed is None:
             # As the library gets it from an array of CuPy.
-            native = adapter.take(part, "plan")
+            native = library.take(part, "plan")
             packed = (native.dtype, native.shape) if isinstance(native, PackedArray) else None
             data = native.data if isinstance(native, PackedArray) else native
         same = (one.shape, one.dtype, one.strides) == (data.shape, data.dtype, data.strides)

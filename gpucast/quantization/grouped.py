@@ -167,7 +167,7 @@ def _quantize_grouped(
         raise ValueError(f"{caller}: scale= must be finite and above 0 as FLOAT")
     itemsize = format.scale.bits // 8
     layouts = [name for name in _LAYOUTS if itemsize != 2 and itemsize in order(name).itemsizes]
-    if scale_layout not in layouts:
+    if not isinstance(scale_layout, str) or scale_layout not in layouts:
         raise ValueError(
             f"{caller}: scale_layout={scale_layout!r} must be one of {', '.join(map(repr, layouts)) or 'none'}, for "
             f"{format}"
@@ -294,10 +294,10 @@ class _Call:
         if isinstance(given, PackedArray) or namespace(given) is not None:
             part = as_array(given, caller)
         else:
-            adapter = libraries.find(given)
-            if adapter is None:
+            library = libraries.find(given)
+            if library is None:
                 raise TypeError(f"{caller} is {type(given).__name__}; expected an array that can be written")
-            part = adapter.take(given, caller, writing=True)
+            part = library.take(given, caller, writing=True)
         if dtype(part.dtype) is not kind or tuple(part.shape) != shape or device_index(part) != self.device:
             raise ValueError(f"{self.caller}: out.{name} is not {kind.name} of shape {shape} on the side of x")
         if kind.packed and self.engine.packs and not isinstance(part, PackedArray):

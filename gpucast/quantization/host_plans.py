@@ -257,8 +257,8 @@ def make_of(part: Any) -> Made:
         if type(part) is LibraryPackedArray:
             attributes["library"] = part.library
         return part.data.dtype, part.data.shape, None, None, type(part), attributes
-    adapter = None if part is None else libraries.find(part)
-    return None if adapter is None else adapter.like(part)
+    library = None if part is None else libraries.find(part)
+    return None if library is None else library.like(part)
 
 
 # ---- transforms alone ----

@@ -36,13 +36,13 @@ def check_one_source(signs: Any, seed: Any, caller: str) -> None:
 
 def check_constant(x: Any, caller: str) -> None:
     """ValueError for an array through whose parts its library would record no gradient, though one is asked for."""
-    adapter = libraries.find(x)
-    if adapter is not None:
+    library = libraries.find(x)
+    if library is not None:
         instead = (
             "codes with scales pass no gradient on; pass x.detach(), or work within torch.no_grad(), and write the "
             "backward pass in a torch.autograd.Function"
         )
-        adapter.check_constant(x, caller, instead)
+        library.check_constant(x, caller, instead)
 
 
 def check_runs(hadamard: Hadamard, shape: tuple[int, ...], axis: int, caller: str) -> None:
@@ -73,7 +73,7 @@ def resolve_random(format: Format | None, rounding: Any, seed: Any, offset: Any,
     TypeError or ValueError for anything that is not random rounding of floats.
     """
     random = fuse.resolve_random(rounding, seed, offset, caller)
-    if rounding is not None and rounding != STOCHASTIC:
+    if rounding is not None and not (isinstance(rounding, str) and rounding == STOCHASTIC):
         raise ValueError(f"{caller}: rounding={rounding!r} must be None or {STOCHASTIC!r}")
     if random is not None and format is not None and format.element.family != "float":
         raise ValueError(

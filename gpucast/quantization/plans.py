@@ -93,11 +93,11 @@ class Repeats:
 
     def _by_view(self, x: Any, to: Any, keywords: tuple[Any, ...], result: Any) -> Any:
         """The plan of a call on the host whose arrays another library lends to NumPy; None where there is none."""
-        library = x.library if is_record(type(x)) else libraries.library_of(x)
-        if library is None or self._host is None or keywords[self._out] is not None:
+        name = _library_name(x)
+        if name is None or self._host is None or keywords[self._out] is not None:
             return None
-        adapter = libraries.of_library(library)
-        native, results = _viewed(x, adapter), _viewed(result, adapter)
+        library = libraries.of_library(name)
+        native, results = _viewed(x, library), _viewed(result, library)
         inner = None if native is None or results is None else self._host(native, to, keywords, results)
         if inner is None:
             return None
@@ -109,9 +109,9 @@ class Repeats:
         def run(x: Any, *free: Any) -> Any:
             given = iter(free)
             own = [value if role == "k" else next(given) for value, role in zip(keywords, self._roles, strict=True)]
-            native = None if own[self._out] is not None else _viewed(x, adapter)
+            native = None if own[self._out] is not None else _viewed(x, library)
             y = None if native is None else hit(native, to, *own)
-            return None if y is None else _given_back(y, adapter, library)
+            return None if y is None else _given_back(y, library, name)
 
         return plans.make("", run)
 
@@ -130,19 +130,24 @@ class Repeats:
                 self._cuda.clear()
             plan = self._cuda[key] = CudaPlan(ask, self._kind)
         free = [value for value, role in zip(keywords, self._roles, strict=True) if role != "k"]
-        library = x.library if is_record(type(x)) else libraries.library_of(x)
-        return plan.keep((x, *free), record, result, library)
+        return plan.keep((x, *free), record, result, _library_name(x))
 
 
-def _viewed(x: Any, adapter: libraries.Library) -> Any:
+def _library_name(x: Any) -> str | None:
+    """The library of an array, or of the parts of a quantized one."""
+    name: str | None = x.library if is_record(type(x)) else libraries.library_of(x)
+    return name
+
+
+def _viewed(x: Any, library: libraries.Library) -> Any:
     """An array, or an object of such, with NumPy's arrays over the same memory, but for packed codes; None where the
     library lends none."""
     if type(x) is tuple:
-        parts = [_viewed(one, adapter) for one in x]
+        parts = [_viewed(one, library) for one in x]
         return None if None in parts else tuple(parts)
     if not is_record(type(x)):
-        return adapter.view(x)
-    found = {name: part if isinstance(part, PackedArray) else adapter.view(part) for name, part in x.parts().items()}
+        return library.view(x)
+    found = {name: part if isinstance(part, PackedArray) else library.view(part) for name, part in x.parts().items()}
     if any(part is None for part in found.values()):
         return None
     if x.format.element.packed and not isinstance(found["data"], PackedArray):
@@ -152,13 +157,13 @@ def _viewed(x: Any, adapter: libraries.Library) -> Any:
     return native
 
 
-def _given_back(y: Any, adapter: libraries.Library, library: str) -> Any:
+def _given_back(y: Any, library: libraries.Library, name: str) -> Any:
     """What `_viewed` makes of the arrays of a library, back."""
     if type(y) is tuple:
-        return tuple(_given_back(one, adapter, library) for one in y)
+        return tuple(_given_back(one, library, name) for one in y)
     if not is_record(type(y)):
-        return adapter.from_array(y)
-    vars(y).update({name: adapter.from_array(part) for name, part in y.parts().items()}, library=library)
+        return library.from_array(y)
+    vars(y).update({key: library.from_array(part) for key, part in y.parts().items()}, library=name)
     return y
 
 

@@ -96,15 +96,14 @@ class Quantized:
         places = {device_index(part) for part in vars(native).values() if part is not None}
         if len(places) > 1:
             raise ValueError(f"{caller}: the parts are on different devices: {', '.join(map(devices.name, places))}")
-        library = self.library
-        if library is None:
-            library = next(filter(None, map(library_of, self.parts().values())), None)
-            object.__setattr__(self, "library", library)
-        adapter = None if library is None else _adapter_of(library, caller)
+        if self.library is None:
+            own_library = next(filter(None, map(library_of, self.parts().values())), None)
+            object.__setattr__(self, "library", own_library)
+        library = None if self.library is None else _library(self.library, caller)
         for name, part in self.parts().items():
             own = getattr(native, name)
-            if adapter is not None:
-                own = part if library_of(part) == library else adapter.from_array(own)
+            if library is not None:
+                own = part if library_of(part) == self.library else library.from_array(own)
             if name == "global_scale" and math.prod(rows) == 1:
                 # That of a single row is that of the array.
                 own = own.reshape(())
@@ -118,8 +117,8 @@ class Quantized:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array that was quantized."""
-        adapter = None if self.library is None else libraries.find(self.data)
-        shape: tuple[int, ...] = self.data.shape if adapter is None else adapter.shape(self.data)
+        library = None if self.library is None else libraries.find(self.data)
+        shape: tuple[int, ...] = self.data.shape if library is None else library.shape(self.data)
         return shape
 
     @property
@@ -314,14 +313,14 @@ def _transform(q: Quantized, length: Any, signs: Any, seed: Any) -> Hadamard | N
 
 
 def _native(part: Any, caller: str, writing: bool) -> Any:
-    adapter = libraries.find(part)
-    return part if adapter is None else adapter.take(part, caller, writing)
+    library = libraries.find(part)
+    return part if library is None else library.take(part, caller, writing)
 
 
-def _adapter_of(library: Any, caller: str) -> libraries.Library:
-    """The adapter of a library that arrays may be asked of. ValueError for an unknown one."""
+def _library(name: Any, caller: str) -> libraries.Library:
+    """A library that arrays may be asked of. ValueError for an unknown one."""
     try:
-        return libraries.of_library(library)
+        return libraries.of_library(name)
     except ValueError as error:
         raise ValueError(f"{caller}: {error}") from None
 
@@ -383,7 +382,7 @@ _SIZES = {1: "one byte", 2: "two bytes", 4: "four bytes"}
 
 def check_layout(layout: Any, shape: tuple[int, ...], axis: int, format: Format, caller: str) -> None:
     """ValueError for an unknown layout, or one that the scales of such an array cannot have."""
-    if layout not in SCALE_LAYOUTS:
+    if not isinstance(layout, str) or layout not in SCALE_LAYOUTS:
         raise ValueError(f"{caller}: scale_layout={layout!r} must be one of {', '.join(map(repr, SCALE_LAYOUTS))}")
     if layout == "linear":
         return

@@ -28,7 +28,7 @@ from typing import Any, get_args
 import numpy as np
 
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.packed import checked_shape
+from gpucast.core.checks import checked_shape
 from gpucast.quantization import cuda
 from gpucast.quantization.scale_orders import WORD, ScaleOrder, order, size
 

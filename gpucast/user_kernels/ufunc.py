@@ -137,10 +137,10 @@ class Ufunc:
         first, *others = [home, *arrays] if home is not None else arrays or [None]
         with libraries.visit(first, *others, options.out, options.scale, options.amax):
             y = self._evaluate(given, options)
-            adapter = None if home is None else libraries.find(home)
-            if options.out is not None or adapter is None:
+            library = None if home is None else libraries.find(home)
+            if options.out is not None or library is None:
                 return y if options.out is None else options.out
-            return adapter.give_back(y, home, "ufunc")
+            return library.give_back(y, home, "ufunc")
 
     def _evaluate(self, given: Sequence[Any], options: Options) -> Any:
         inputs = [self._input(x, name) for x, name in zip(given, self.names, strict=True)]

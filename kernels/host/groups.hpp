@@ -39,8 +39,10 @@ struct GroupParts {
         }
         bool has_number = false;
         if (!take_float(scale, 0x1p-126f, &has_number, &factor)) {
-            count = factors.take(scale, 4, 4, false, library) ? 1 : how.groups;
-            if (count != 1 && !factors.take(scale, 4, how.groups * 4, false, library)) return false;
+            // Numbers out of range, and other arrays, are left to the checked path: of a single group too.
+            if (has_number) return false;
+            count = factors.take(scale, 4, 4, false, library) ? 1 : factors.take(scale, 4, how.groups * 4, false, library) ? how.groups : 0;
+            if (!count) return false;
         }
         const Part written[] = {data, scales, to_ends, valid}, read[] = {x, ends, factors};
         return are_disjoint(written, 4, read, 3);
@@ -64,8 +66,6 @@ struct GroupParts {
 inline int do_group(const Grouping& how, const GroupParts& parts, OwnChoice choice, float factor, u64 begin, u64 end, u64 to) {
     u8 *const src = parts.x.data + begin * how.columns * how.src_bytes, *const dst = parts.data.data + to * how.row_bytes();
     choice.offset += begin * how.columns;
-    // The processor may flush other scales, and calls may refuse them.
-    if (!(factor >= 0x1p-126f && factor <= 0x1.fffffep127f)) return 0;
     if (how.block) {
         Quantizing own = how.quantizing;
         own.shape[1] = own.grid[1] = end - begin;
@@ -86,10 +86,17 @@ inline int do_group(const Grouping& how, const GroupParts& parts, OwnChoice choi
 // Fills a result. Returns as `quantize_blocks`.
 inline int fill_groups(const Grouping& how, const GroupParts& parts, const OwnChoice& choice) {
     if (how.groups > most_groups) return 0;
-    npy_int64 ends[most_groups];
-    float factors[most_groups];
+    // Threads may have little stack.
+    const Memory small(how.groups * (sizeof(npy_int64) + sizeof(float)));
+    if (!small.data) return 0;
+    npy_int64* const ends = small.as<npy_int64>();
+    float* const factors = reinterpret_cast<float*>(ends + how.groups);
     // All that is read of small arrays: others may write them later.
-    for (u64 i = 0; i < how.groups; ++i) ends[i] = parts.end_of(i, how.end_bytes), factors[i] = parts.factor_of(i);
+    for (u64 i = 0; i < how.groups; ++i) {
+        ends[i] = parts.end_of(i, how.end_bytes), factors[i] = parts.factor_of(i);
+        // The processor may flush other scales, and calls may refuse them, of groups without rows too, before anything is written.
+        if (!(factors[i] >= 0x1p-126f && factors[i] <= 0x1.fffffep127f)) return 0;
+    }
     const auto clear = [&](u64 begin, u64 end) {
         memset(parts.data.data + begin * how.row_bytes(), 0, (end - begin) * how.row_bytes());
         if (how.block) memset(parts.scales.data + begin * how.scale_row_bytes(), 0, (end - begin) * how.scale_row_bytes());

@@ -106,7 +106,8 @@ GPUCAST_INLINE BytePairs narrowed(BytePairs codes) {
         // WideCodes count ULPs in the source, too, which are twice as large next to zero where the other bias is larger.
         BytePairs same = magnitude;
         if constexpr (rebias != 0) same = magnitude < u16(one) ? magnitude + magnitude : magnitude + u16(one);
-        if constexpr (u32(Dst::max_code) >> kept == 31) same = magnitude < u16(infinite) ? same : every(last << cut);
+        // All but infinity are below the largest number where its field is that of infinity.
+        if constexpr (rebias == 0 && u32(Dst::max_code) >> kept == 31) same = magnitude < u16(infinite) ? same : every(last << cut);
         else same = least(same, every(last << cut));
         results = (same + u16((1u << (cut - 1)) - 1) + (same >> cut & 1)) >> cut;
     } else {

@@ -158,8 +158,11 @@ inline PyObject* transform(PyObject*, PyObject* const* arguments, Py_ssize_t cou
     const struct {
         u64 shape[3], lengths[3], grid[3];
     } blocks = {{1, 1, how.size}, {1, 1, how.length}, {1, 1, how.size / how.length}};
-    Unlocked unlocked(how.size);
-    if (!each_run(run_of(blocks, how.run, x.data, how.src_bytes, out.data, 4, out.data, 4, how.negative), &unlocked)) return nullptr;
+    {
+        // The library is told of the result with Python's lock.
+        Unlocked unlocked(how.size);
+        if (!each_run(run_of(blocks, how.run, x.data, how.src_bytes, out.data, 4, out.data, 4, how.negative), &unlocked)) return nullptr;
+    }
     return truth_of(tell_of(by.library, arguments[3]) ? 1 : -1);
 }
 

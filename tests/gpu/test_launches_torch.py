@@ -82,11 +82,11 @@ def test_plans_of_tensors(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(5, 60)
     gpucast.cast(x, "FLOAT16")
     slow = []
-    adapter = type(gpucast.libraries.torch.LIBRARY)
+    of_library = type(gpucast.libraries.torch.LIBRARY)
     for name in ("_cast", "_cast_numbers"):
-        cast = getattr(adapter, name)
+        cast = getattr(of_library, name)
         checked = lambda self, *given, cast=cast: slow.append(1) or cast(self, *given)  # noqa: E731
-        monkeypatch.setattr(adapter, name, checked)
+        monkeypatch.setattr(of_library, name, checked)
     for given in (x, x[2:], torch.ones(7)):
         y = gpucast.cast(given, "FLOAT16")
         assert y.dtype is torch.float16 and y.shape == given.shape

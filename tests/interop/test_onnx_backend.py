@@ -83,6 +83,7 @@ def test_cast_in_a_function_of_the_model(opset: int, clamp: int, code: int) -> N
         ([], ValueError, "got 0 inputs; the model takes 1: x"),
         ([zeros(FLOAT)] * 2, ValueError, "got 2 inputs; the model takes 1: x"),
         ({"y": zeros(FLOAT)}, ValueError, "no value for x; got y"),
+        ({1: zeros(FLOAT)}, ValueError, "no value for x; got 1"),
         (zeros(FLOAT), TypeError, "inputs is a ndarray; expected a sequence or a mapping"),
         ([zeros(FLOAT16)], ValueError, "input 'x' is FLOAT16; the model declares FLOAT"),
     ],

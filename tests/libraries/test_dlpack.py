@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 import gpucast
 from codes import assert_same, values
+from foreign_arrays import Speaker
 from gpucast import PackedArray
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.libraries import dlpack
@@ -309,3 +311,13 @@ def test_the_other_byte_order_is_not_exported_as_native() -> None:
         x = np.array([1, 2], np.dtype(kind).newbyteorder())
         with pytest.raises(BufferError, match="byte order"):
             gpucast.to_dlpack(x)
+
+
+@pytest.mark.peers
+def test_a_scale_of_another_library_scales_tensors() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    x = torch.linspace(-2, 2, 33)
+    wanted = gpucast.cast(x, "FLOAT16", scale=0.75)
+    for scale in (Speaker(np.full(1, 0.75, np.float32)), np.full(1, 0.75), np.float64(0.75), Fraction(3, 4)):
+        for _ in range(2):
+            assert torch.equal(gpucast.cast(x, "FLOAT16", scale=scale), wanted)

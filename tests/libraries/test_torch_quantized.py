@@ -124,3 +124,14 @@ def test_an_out_of_another_library_is_no_example_for_later_results(name: str) ->
         for _ in range(2):
             q.dequantize("FLOAT", out=out)
             assert type(q.dequantize("FLOAT")) is type(x)
+
+
+def test_long_transforms_by_a_plan_tell_autograd_with_pythons_lock() -> None:
+    x, out = torch.linspace(-3, 3, 1 << 18).reshape(-1, 64), torch.empty(1 << 12, 64)
+    wanted = gpucast.hadamard(x.numpy(), 64)
+    for _ in range(3):
+        np.testing.assert_array_equal(gpucast.hadamard(x, 64).numpy(), wanted)
+        before = out._version
+        assert gpucast.hadamard(x, 64, out=out) is out
+        assert out._version > before
+        np.testing.assert_array_equal(out.numpy(), wanted)

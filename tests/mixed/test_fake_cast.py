@@ -130,6 +130,14 @@ def test_formats_with_blocks(name: str) -> None:
     assert fake_cast(x, "mxfp4", axis=0).tobytes() == by_columns.tobytes()
 
 
+def test_formats_with_random_words_by_a_plan() -> None:
+    x = values(dtype("FLOAT"), 4096).reshape(32, 128)
+    for seed in (5, 6, 5):
+        q = gpucast.quantize(x, "mxfp8e4m3", rounding="stochastic", seed=seed, offset=3)
+        y = fake_cast(x, "mxfp8e4m3", rounding="stochastic", seed=seed, offset=3)
+        np.testing.assert_array_equal(y, gpucast.dequantize(q))
+
+
 def test_delayed_scales() -> None:
     scaling, x = DelayedScaling("FLOAT8E4M3FN", tensors=2), np.float32([0.001, -0.02, 0.007])
     for _ in range(2):
@@ -174,6 +182,13 @@ def test_delayed_scales() -> None:
             {"saturate": False},
             ValueError,
             "saturate=False is for types, not for the format mxfp4",
+        ),
+        (
+            np.ones(32, np.float32),
+            "mxfp4",
+            {"saturate": np.ones(2)},
+            ValueError,
+            r"saturate=array\(\[1., 1.\]\) is for",
         ),
         (np.ones(3, np.float32), "INT8", {"out": np.ones(3)}, TypeError, "out has dtype float64"),
         (np.ones(3, np.float32), "INT8", {"out": np.ones(4, np.float32)}, ValueError, r"out has shape \(4,\)"),

@@ -12,6 +12,7 @@ import pytest
 
 import gpucast
 from bench import cubin
+from gpucast.casting import plans
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import CastRule
 from gpucast.kernel import compiler
@@ -213,6 +214,40 @@ def test_a_number_is_rounded_to_float_before_it_scales() -> None:
     x, ends = np.full((1, 16), 3, np.float64), np.int32([1])
     near, far = (gpucast.cast(x, "DOUBLE", scale=scale) for scale in (float(np.float32(0.1)), 0.1))
     assert gpucast.cast_grouped(x, ends, "DOUBLE", scale=0.1).data.tobytes() == near.tobytes() != far.tobytes()
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [1e-40, 0.0, -1, float("nan"), 10**400, np.full(1, 2, ">f4"), np.ndarray(1, np.float32, np.ones(5, np.uint8), 1)],
+    ids=["subnormal", "zero", "negative", "nan", "huge", "swapped", "unaligned"],
+)
+def test_a_repeated_call_leaves_other_scales_of_a_single_group_to_the_checks(scale: Any) -> None:
+    x, ends = np.ones((4, 16), np.float32), np.array([3])
+
+    def outcome() -> Any:
+        try:
+            return parts(gpucast.cast_grouped(x, ends, "FLOAT", scale=scale))
+        except ValueError as error:
+            return str(error)
+
+    plans.forget()
+    wanted = outcome()
+    for known in (2.0, np.ones(1, np.float32)):
+        gpucast.cast_grouped(x, ends, "FLOAT", scale=known)
+    assert outcome() == wanted
+
+
+@pytest.mark.parametrize("ends", [[0, 16], [16, 5], [16, 32]], ids=["empty", "invalid", "last"])
+def test_a_repeated_call_refuses_each_scale_before_it_writes(ends: list[int]) -> None:
+    x, scale = np.ones((32, 16), np.float32), np.ones(2, np.float32)
+    out = gpucast.quantize_grouped(x, np.array([16, 32]), "nvfp4", scale=scale)
+    for given in ([16, 32], ends):
+        gpucast.quantize_grouped(x, np.array(given), "nvfp4", scale=scale, out=out)
+    before = parts(out)
+    scale[0 if ends[0] == 0 else 1] = np.nan
+    with pytest.raises(ValueError, match="scale= must be finite and above 0"):
+        gpucast.quantize_grouped(2 * x, np.array(ends), "nvfp4", scale=scale, out=out)
+    assert parts(out) == before
 
 
 def test_many_groups_and_none_of_them_with_rows() -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -182,6 +184,61 @@ def test_what_cannot_be_written_is_refused_as_before(device: Device) -> None:
         gpucast.quantize(x, "mxfp8e4m3")
     with pytest.raises(RuntimeError, match="captured"):
         gpucast.dequantize(q)
+
+
+def test_a_number_that_a_graph_reads_stays(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, made = CupyDriver.to_device, []
+
+    def to_device(self: CupyDriver, x: Any) -> Any:
+        y = own(self, x)
+        made.append(weakref.ref(y.data.mem._owner))
+        return y
+
+    monkeypatch.setattr(CupyDriver, "to_device", to_device)
+    x = idle_cuda.array((256, 256), np.float32)
+    q = gpucast.quantize(x, "nvfp4")
+    made.clear()
+    for captured in (False, True):
+        device.is_captured = captured
+        gpucast.quantize(x, "nvfp4", scale=2.0, out=q)
+    device.is_captured = False
+    for i in range(600):
+        gpucast.quantize(x, "nvfp4", scale=3.0 + i, out=q)
+    # The number is no longer used by calls, and one that no graph reads is gone.
+    assert len(made) > 600
+    assert made[0]() is not None
+    assert made[1]() is None
+
+
+def test_lists_of_each_device_are_cast_there(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    there: list[int] = []
+
+    @contextlib.contextmanager
+    def switched(self: CupyDriver, index: int) -> Iterator[None]:
+        before, device.current = device.current, index
+        yield
+        device.current = before
+
+    def launch(*launched: Any) -> int:
+        there.append(device.current)
+        return 0
+
+    monkeypatch.setattr(CupyDriver, "_switched", switched)
+    numbers = itertools.count(1)
+    with idle_cuda.idle(
+        launch_kernel=launch,
+        current=lambda: device.current,
+        allocate=lambda nbytes: idle_cuda.array((nbytes,), np.uint8, device.current).data,
+        module_function=lambda module, name: next(numbers),
+    ):
+        for index in (0, 1, 0, 1):
+            arrays = [idle_cuda.array((64, 64), np.float32, index) for _ in range(2)]
+            for _ in range(3):
+                there.clear()
+                results = gpucast.cast_many(arrays, "FLOAT16")
+                assert there == [index]
+                assert [y.data.device_id for y in results] == [index, index]
+    assert device.current == 0
 
 
 def test_another_current_device_is_left_to_the_checked_path(device: Device) -> None:

@@ -198,3 +198,13 @@ def test_every_divisor_brings_the_subnormal_numbers_below_the_smallest_power() -
     """What the kernels' way by exponents rests on (where the exponent of the divisor is 0 they take another)."""
     powers = [divisor for divisor, scale, _ in DIVISORS if scale.family == "e8m0"]
     assert powers and all(math.frexp(divisor)[1] - 1 >= 1 for divisor in powers)
+
+
+def test_arrays_are_no_words() -> None:
+    x, words = np.ones((128, 128), np.float32), np.array(["linear", "stochastic"])
+    for name in ("scale_layout", "rounding"):
+        with pytest.raises(ValueError, match=f"^quantize: {name}=array"):
+            gpucast.quantize(x, "mxfp8e4m3", **{name: words})
+    offsets = np.array([128], np.int32)
+    with pytest.raises(ValueError, match="^quantize_grouped: scale_layout=array"):
+        gpucast.quantize_grouped(x, offsets, "mxfp8e4m3", scale_layout=words)

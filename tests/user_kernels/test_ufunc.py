@@ -183,6 +183,15 @@ def test_wrong_calls() -> None:
         gpucast.ufunc("a", "STRING")
 
 
+def test_long_expressions_are_evaluated_or_refused() -> None:
+    x = np.ones(3, np.float32)
+    for text, value in (("+".join(["x"] * 300), 300.0), (f"{'-' * 300}x", 1.0)):
+        np.testing.assert_array_equal(gpucast.ufunc(text, "FLOAT")(x), np.full(3, value, np.float32))
+    for text in ("+".join(["x"] * 340), f"{'-' * 480}x", "x" + "*x" * 5000):
+        with pytest.raises(ValueError, match="nested too deeply"):
+            gpucast.ufunc(text, "FLOAT")
+
+
 def test_errors_of_long_expressions_are_short() -> None:
     for text in ("a + 0x" + "f" * 4000, "a + b(" + "9" * 4000 + ")", "+".join(["a"] * 9000), "a $ " + "b" * 4000):
         with pytest.raises(ValueError, match="ufunc: expression=.*characters") as caught:

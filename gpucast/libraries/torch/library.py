@@ -20,9 +20,10 @@ from gpucast.casting import engines, plans
 from gpucast.casting.engine import Call
 from gpucast.casting.list_plans import HOST_KINDS, HostKind
 from gpucast.casting.plans import Kernels
-from gpucast.core.dtypes import DType
+from gpucast.core.checks import as_double, is_real
+from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
-from gpucast.core.fuse import resolve_random, scaling_of
+from gpucast.core.fuse import Scaling, resolve_random, scaling_of
 from gpucast.core.rule import CAST_VERSIONS, CastRule, Options, destination, resolve, rule_of
 from gpucast.kernel import ON_NEW_DRIVER, devices, streams
 from gpucast.kernel.fused_kernel import PLAIN, FusedOps
@@ -209,6 +210,7 @@ libraries.enter("torch", torch, LIBRARY)
 
 # ---- plans ----
 
+_FLOAT = dtype("FLOAT")
 _ASKED = (tensors.VIEW, tensors.STREAM, tensors.WATCHING, tensors.FORWARD_NAMES, tensors.written)
 
 
@@ -227,12 +229,14 @@ def keep_plan(x: torch.Tensor, to: Any, options: Options, rule: CastRule | None 
         rule = resolve(src, destination(to, options), options)
     if rule.src.packed or rule.dst.packed or rule.dst not in tensors.TORCH_DTYPES:
         return
-    scaled, amax = options.scale is not None, options.amax is not None
+    scaled, amax, scaling = options.scale is not None, options.amax is not None, _scaling(options.scale)
+    if scaling is None:
+        return
     found = _plan(rule, scaled or amax or options.seed is not None, scaled, amax)
     if found is None:
         return
     plan, kernels = found
-    ops = FusedOps(_scaling(options.scale), amax) if scaled or amax else PLAIN
+    ops = FusedOps(scaling, amax) if scaled or amax else PLAIN
     engines.of(tensors.device_of(x, "cast")).add_kernel(kernels, rule, ops)
     plans.keep(x, to, options, rule, plan)
 
@@ -258,10 +262,15 @@ def _of_works(rule: CastRule, works: bytes) -> Any:
     return _made(rule, works, Kernels.of(False)) if rule.dst in tensors.TORCH_DTYPES else None
 
 
-def _scaling(scale: Any) -> Any:
-    if isinstance(scale, torch.Tensor):
-        return "narrow" if scale.dtype is torch.float32 else "wide"
-    return scaling_of(None if scale is None else float(np.asarray(scale).item()))
+def _scaling(scale: Any) -> Scaling | None:
+    """The kind of a scale that a call had; None for an object that does not tell its dtype."""
+    if scale is None or is_real(scale):
+        return scaling_of(None if scale is None else as_double(scale))
+    if isinstance(scale, np.ndarray):
+        return scaling_of(float(scale.item()))
+    # One on a device is not read.
+    kind = getattr(scale, "dtype", None)
+    return None if kind is None else "narrow" if dtype(kind) is _FLOAT else "wide"
 
 
 def _of_rule(rule: CastRule, fuses: bool, scaled: bool) -> Any:

@@ -309,7 +309,7 @@ class _ArrayQuantizer:
         if self.blocks.size == 1:
             self._entire("entire_kept" if given else "entire", result.scales, self._arguments(result))
         elif self.blocks.size:
-            arguments = self._extremes("extremes", self.blocks, self._arguments(result))
+            arguments = self._extremes(self._arguments(result))
             self._launch("kept" if given else "scales", self.blocks.size * WARP, result.data, arguments)
 
     def in_rows(self) -> bool:
@@ -325,8 +325,10 @@ class _ArrayQuantizer:
             **_seed(self.random),
         }
 
-    def _extremes(self, kind: Kind, blocks: BlockGrid, filled: _Arguments | None = None) -> _Arguments:
+    def _extremes(self, filled: _Arguments) -> _Arguments:
         """Find the extremes of parts of blocks. Returns the arguments of the kernels that read them."""
+        kind: Kind = "extremes"
+        blocks = self.blocks
         lanes = 1 if blocks.lengths[2] == 1 else WARP
         teams = blocks.size * lanes
         side_by_side = VECTOR // self.x.itemsize
@@ -338,8 +340,7 @@ class _ArrayQuantizer:
         whole = lanes * _ELEMENTS
         chunk = -(-max(blocks.largest, 1) // (parts * whole)) * whole
         stats = self.workspace.array(kind, (blocks.size * parts * stats_bytes(self.src),), _BYTE)
-        found = {"stats": memory.address(stats), "parts": parts, "chunk": chunk}
-        arguments = {**(filled or {"blocks": blocks}), **found}
+        arguments = {**filled, "stats": memory.address(stats), "parts": parts, "chunk": chunk}
         self._launch(kind, teams * parts, stats, arguments, lanes)
         return arguments
 

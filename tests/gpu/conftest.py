@@ -58,8 +58,8 @@ def with_torch(late: DelayedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(list_plans.HOST_KINDS, torch.Tensor, raising=False)
     new, from_array = tensors.new, tensors.from_array
 
-    def kept(*arguments: Any) -> Any:
-        y = new(*arguments)
+    def kept(*arguments: Any, caller: str = "cast") -> Any:
+        y = new(*arguments, caller=caller)
         late.kept.append(y.untyped_storage())
         return y
 

@@ -232,7 +232,7 @@ inline int repeat_by(const ResultEntry& entry, PyObject* const* given, int count
         const Py_ssize_t at = place ? PyLong_AsSsize_t(place) : -1;
         PyErr_Clear();
         if (at < 0 || at >= made->count) return 0;
-        u64 address;
+        u64 address = 0;
         References parts;
         // Packed elements are in the memory of an array.
         if (!parts.take(PyObject_GetAttr(made->each[at], data_name))) return -1;

@@ -132,10 +132,7 @@ inline PyObject* group(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     if (!take_random(arguments + 9, &choice)) return nullptr;
     if (choice.is_random && by.how.block && !by.how.quantizing.at_random) return truth_of(0);
     done = parts.take(by.how, arguments + 2, arguments[8], by.library) ? fill_groups(by.how, parts, choice) : 0;
-    for (Py_ssize_t i = 4; done > 0 && i < 8; ++i) {
-        if (!tell_of(by.library, arguments[i])) done = -1;
-    }
-    return truth_of(done);
+    return truth_of(tell_of_all(done, by.library, arguments + 4, 4));
 }
 
 }  // namespace gpucast

@@ -136,10 +136,7 @@ inline PyObject* quantize(PyObject*, PyObject* const* arguments, Py_ssize_t coun
     }
     if (!take_random(arguments + 9, &choice)) return nullptr;
     done = quantize_parts(by.how, by.library, choice, arguments[2], arguments + 3);
-    for (Py_ssize_t i = 3; done > 0 && i < 7; ++i) {
-        if (!tell_of(by.library, arguments[i])) done = -1;
-    }
-    return truth_of(done);
+    return truth_of(tell_of_all(done, by.library, arguments + 3, 4));
 }
 
 // transform(how, library, x, out): whether the FLOATs `out` became the transform of x, which is as `quantize` takes it.

@@ -287,9 +287,7 @@ inline PyObject* quantize_by(const ResultEntry& entry, PyObject* x, PyObject* ou
     if (!memory) return ended(0, nullptr);
     PyObject* const into[] = {memory, parts.each[1], parts.each[2], parts.each[3]};
     int done = quantize_parts(by.how, by.library, OwnChoice(), x, into);
-    for (int i = 0; done > 0 && !is_new && i < parts_of_result; ++i) {
-        if (!tell_of(by.library, into[i])) done = -1;
-    }
+    if (!is_new) done = tell_of_all(done, by.library, into, parts_of_result);
     return ended(done, done <= 0 ? nullptr : is_new ? entry.assemble(parts.each) : Py_NewRef(out));
 }
 

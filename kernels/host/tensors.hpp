@@ -211,6 +211,14 @@ inline bool tell_of(const TensorLibrary* library, PyObject* x) {
     return !library || is_none(x) || PyArray_CheckExact(x) || tell(library->written, x);
 }
 
+// The same for all that a call wrote, if it is done. Returns `done`; -1 after an exception.
+inline int tell_of_all(int done, const TensorLibrary* library, PyObject* const* written, int count) {
+    for (int i = 0; done > 0 && i < count; ++i) {
+        if (!tell_of(library, written[i])) done = -1;
+    }
+    return done;
+}
+
 // Casts x to `out`, which may be new, where all that is done is known. Returns 1 where that was done; 0, nothing done, where
 // only the checked path can tell; -1 after an exception.
 inline int cast_placed(Plan* plan, const TensorLibrary& library, PyObject* const* arguments, PyObject* out, bool is_new) {

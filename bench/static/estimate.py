@@ -24,6 +24,7 @@ in shared memory, the power limit, the speed of the L2 cache, and clusters of bl
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -256,7 +257,8 @@ def loads(path: Iterable[Instruction]) -> list[Round]:
     for number, one in enumerate(path):
         access, copies = one.access, one.base == _COPY
         load = access is not None and access.space == "global" and not access.store
-        used = {int(name) for operand in one.operands[load and not copies :] for name in _REGISTER.findall(operand)}
+        results = _results(one) if load and not copies else ()
+        used = {int(name) for operand in one.operands[len(results) :] for name in _REGISTER.findall(operand)}
         if one.base == _COPIED:
             used.add(_COPIES)
         if used & waiting:
@@ -266,12 +268,17 @@ def loads(path: Iterable[Instruction]) -> list[Round]:
         if load and access is not None:
             under_way += access.width
             last = number
-            match = _REGISTER.match(one.operands[0])
             if copies:
                 waiting.add(_COPIES)
-            elif match:
-                waiting.update(range(int(match[1]), int(match[1]) + max(1, access.width // 4)))
+            each = max(1, access.width // 4 // max(1, len(results)))
+            waiting.update(first + more for first in results for more in range(each))
     return [*rounds, Round(under_way)] if under_way else rounds
+
+
+def _results(load: Instruction) -> list[int]:
+    """The first registers of what a load brings: those before its address. One of 32 bytes brings two halves."""
+    before = itertools.takewhile(lambda operand: "[" not in operand, load.operands)
+    return [int(match[1]) for match in map(_REGISTER.match, before) if match]
 
 
 def resident_blocks(of: Measured) -> int:

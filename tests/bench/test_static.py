@@ -232,6 +232,18 @@ def test_copies_to_shared_memory_are_waited_for_where_the_code_says_so() -> None
     assert loads([*path(model.AHEAD), *path(0)[:1]]) == [model.Round(32, True), model.Round(16, False)]
 
 
+def test_a_load_of_32_bytes_brings_two_halves() -> None:
+    # As sm_100 has it; the registers of the halves lie apart.
+    halves = [
+        Instruction("", "LDG.E.ENL2.256", (high, low, "desc[UR4][R2.64]"))
+        for high, low in (("R16", "R12"), ("R24", "R20"), ("R32", "R28"))
+    ]
+    for first_used in ("R15", "R19"):
+        assert loads([*halves, Instruction("", "IADD3", ("R40", first_used, "R41"))]) == [model.Round(96)]
+    # What is none of the eight is not waited for.
+    assert loads([halves[0], Instruction("", "IADD3", ("R40", "R20", "R41")), halves[1]]) == [model.Round(64)]
+
+
 def test_of_blocks_that_stay_only_their_loop_is_repeated() -> None:
     (family,) = (one for one in families() if "groups" in one.name)
     call = recorded(family)

@@ -300,6 +300,8 @@ def families() -> Iterator[Family]:
     }.items():
         # Of two passes the second one begins at the end.
         yield Family(f"{name} of {_BF16}", run, reverse=name in ("nvfp4", "float8e4m3fn_tensor", "int8_axis"))
+    both = partial(_quantize, src="FLOAT16", format="nvfp4", transpose="both", amax=True)
+    yield Family("nvfp4, both ways, amax= of FLOAT16", both)
     few = 1 << 24
     of_few = of(format="nvfp4", rows=few // COLUMNS)
     yield Family(f"nvfp4 of {_BF16}, 2^24 elements", of_few, elements=few)

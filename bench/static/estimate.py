@@ -97,6 +97,8 @@ AHEAD = 64
 _REGISTER = re.compile(r"\bR(\d+)")
 #: Loads to shared memory, what waits for them, and what stands for them among the registers.
 _COPY, _COPIED, _COPIES = "LDGSTS", "DEPBAR", -1
+#: Ends a group of copies.
+_GROUP = "LDGDEPBAR"
 #: Registers and predicates, those of a warp included.
 _NAMES = re.compile(r"\bU?[RP]\d+")
 
@@ -148,6 +150,8 @@ def _timed(of: Measured) -> Timed:
     most = max((one.nbytes for one in each), default=0)
     data = [one for one in each if _DATA * one.nbytes >= most]
     loaded, rounds = sum(one.nbytes for one in each), sum(not one.ahead for one in data)
+    # Of several rounds that are under way at a time each has a part of the time of one.
+    meanwhile = sum(1 / one.deep for one in data if one.ahead)
     # What all threads look at, such as a scale, is in a cache.
     looks = len(each) - len(data) + of.of.rounds
     # What moves as one: a block with barriers, in a loop if there is one, else a warp.
@@ -165,7 +169,7 @@ def _timed(of: Measured) -> Timed:
     for _ in range(30):
         middle = (low + high) / 2
         trip = IDLE + middle * (full - IDLE)
-        rate = _rate(rounds * trip + delay, service, teams, (len(data) - rounds) * trip)
+        rate = _rate(rounds * trip + delay, service, teams, meanwhile * trip)
         asked = rate * team * gpu.sms / of.of.threads * travel / speed
         low, high = (middle, high) if asked > middle else (low, middle)
     memory, threads = travel / speed, travel / speed / max(low, 1e-9) if travel else 0.0
@@ -176,7 +180,7 @@ def _timed(of: Measured) -> Timed:
     tile = of.of.load * (of.of.read > 0)
     in_flight = teams * team * min(loaded, tile or loaded) / max(len(data), 1)
     if len(data) > rounds and any(one.base == _COPY for one in of.path):
-        in_flight = teams * team * max(one.nbytes for one in data)
+        in_flight = teams * team * max(one.nbytes * one.deep for one in data)
     elif len(data) > rounds:
         # The next turn's loads are under way beside those that are waited for.
         in_flight = teams * team * 2 * max(one.nbytes for one in data if one.ahead)
@@ -195,7 +199,8 @@ def _rate(think: float, service: float, customers: int, meanwhile: float = 0.0) 
     queue = rate = 0.0
     for number in range(1, customers + 1):
         answer = service * (1 + queue)
-        rate = number / (think + max(answer, meanwhile))
+        # No more than it can serve, which loads that pass meanwhile would hide.
+        rate = min(number / (think + max(answer, meanwhile)), 1 / service)
         queue = rate * answer
     return rate
 
@@ -247,20 +252,32 @@ class Round(NamedTuple):
     nbytes: int
     #: Whether it asked for them `AHEAD` instructions or more before.
     ahead: bool = False
+    #: How many rounds are under way while it waits for this one.
+    deep: int = 1
 
 
 def loads(path: Iterable[Instruction]) -> list[Round]:
     """The rounds of a thread: it waits for all that is under way where it first uses some of it. What goes to shared
-    memory by itself it waits for at an instruction that says so."""
+    memory by itself it waits for at an instruction that says so, where it may leave the last groups of copies alone."""
     rounds, under_way, last = list[Round](), 0, 0
     waiting = set[int]()
+    # Of groups of copies that are not waited for: their bytes, and the number of the last instruction.
+    groups = list[tuple[int, int]]()
     for number, one in enumerate(path):
-        access, copies = one.access, one.base == _COPY
-        load = access is not None and access.space == "global" and not access.store
+        access = one.access
+        load, copies = access is not None and access.space == "global" and not access.store, one.base == _COPY
         results = _results(one) if load and not copies else ()
         used = {int(name) for operand in one.operands[len(results) :] for name in _REGISTER.findall(operand)}
+        if one.base == _GROUP and under_way and _COPIES in waiting:
+            groups.append((under_way, last))
+            under_way = 0
+            waiting.clear()
         if one.base == _COPIED:
             used.add(_COPIES)
+            left = int(one.operands[1], 0) if len(one.operands) > 1 else 0
+            while len(groups) > left:
+                nbytes, asked = groups.pop(0)
+                rounds.append(Round(nbytes, number - asked >= AHEAD, 1 + len(groups)))
         if used & waiting:
             rounds.append(Round(under_way, number - last >= AHEAD))
             under_way = 0
@@ -272,7 +289,7 @@ def loads(path: Iterable[Instruction]) -> list[Round]:
                 waiting.add(_COPIES)
             each = max(1, access.width // 4 // max(1, len(results)))
             waiting.update(first + more for first in results for more in range(each))
-    return [*rounds, Round(under_way)] if under_way else rounds
+    return [*rounds, *(Round(nbytes) for nbytes, _ in groups), *([Round(under_way)] if under_way else [])]
 
 
 def _results(load: Instruction) -> list[int]:

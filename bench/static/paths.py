@@ -79,7 +79,9 @@ def full_tile(blocks: list[Block], load_bytes: int = 0, store_bytes: int | Seque
             if exact:
                 least = min(abs(bytes_of(one[0]) - load_bytes) for one in exact)
                 return _path(tables, [one for one in exact if abs(bytes_of(one[0]) - load_bytes) == least])
-    tables = _tables(blocks, ())
+    tables = _tables(blocks, marked(blocks))
+    if not tables[0]:
+        tables = _tables(blocks, ())
     if not tables[0]:
         raise UnknownCode("sass: no way leads to an exit")
     sides = (load_bytes, 0), (wanted[0] if wanted else 0, 1)

@@ -150,6 +150,8 @@ def training() -> Iterator[Quantizing]:
     yield Quantizing(bf16, "mxfp8e4m3", transpose=True)
     yield Quantizing(bf16, "nvfp4", scaled=True)
     yield Quantizing(bf16, "nvfp4", transpose="both", scaled=True)
+    yield Quantizing("FLOAT16", "nvfp4", transpose="both", scaled=True)
+    yield Quantizing("FLOAT16", "mxfp8e4m3", transpose="both")
     yield Quantizing(bf16, "nvfp4", transpose="both", hadamard=16, scaled=True)
     for length in (16, 128):
         yield Quantizing(bf16, "nvfp4", hadamard=length, scaled=True)

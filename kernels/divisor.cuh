@@ -27,7 +27,11 @@ struct Divisor {
         // ties, which a bracket leaves open.
         by_bracket = by_power && F::by_steps && !F::rounds && (F::divides || (by_float16 && !F::scale::is_e8m0)),
         // Whether the divisor can tell that one product is enough: it has many bits, and the source few (quotients.cuh).
-        by_one = by_float && by_float16 && Src::bits == 16 && (F::global_scale || u32(F::scale::bits) == 32),
+        by_one = by_float && is_float4<DType>() && ReciprocalCodes<DType, F>::known && Src::bits == 16 && (F::global_scale || u32(F::scale::bits) == 32),
+        // Whether one product tells whether it is enough.
+        by_ends = by_float && ReciprocalCodes<DType, F>::by_ends && Src::bits == 32,
+        // Whether numbers may be divided that lack a factor (`of_products`).
+        takes_factor = by_float && ReciprocalCodes<DType, F>::known && DType::is_float && Src::bits == 32,
         // Whether elements are multiplied by a power of two.
         exact = by_power && !F::divides && !F::rounds && F::over_power && u32(F::factor_mantissa) == 0
     };
@@ -84,29 +88,58 @@ struct Divisor {
         if constexpr (by_power || by_float) fast_tile<Elements, fits>(in, out);
     }
 
-    // What `by_prepared` multiplies elements with; 0 where that does not serve.
-    GPUCAST_INLINE float prepared() const {
-        bool serves;
-        if constexpr (by_one) serves = is_clear();
-        else serves = !by.is_short();
-        return fast && serves ? ptx::as_float(ptx::bits(by.reciprocal(by_one ? 0 : -2)) - u32(ReciprocalCodes<DType, F>::lowered)) : 0;
+    // Whether codes of the products with `factor_of` are those of the quotients: of one, or where two have the same codes.
+    GPUCAST_INLINE bool serves() const {
+        if constexpr (by_one) return fast && is_clear();
+        else return fast && !by.is_short();
+    }
+    GPUCAST_INLINE float factor_of() const {
+        return ptx::as_float(ptx::bits(by.reciprocal(by_one ? 0 : -2)) - u32(ReciprocalCodes<DType, F>::lowered));
+    }
+    // The factor, or NaN where it does not serve.
+    GPUCAST_INLINE float prepared() const { return serves() ? factor_of() : ptx::as_float(0x7fffffff); }
+    // The factor as prepared for a scale, or NaN where quotients of a magnitude may be beyond the largest element.
+    static GPUCAST_INLINE float limited(float r, float amax) {
+        if constexpr (!by_float16) return r;
+        const float most = ptx::as_float(0x40e00000 - u32(ReciprocalCodes<DType, F>::lowered));
+        return ptx::mul_rn(amax, r) < most ? r : ptx::as_float(0x7fffffff);
     }
 
-    // Codes by what the divisor of these elements has `prepared`: by one product, or where two of them have the same codes.
-    // False, with any codes, where that does not decide. `element(i)` gives the code of an element.
-    template <typename Element, u32 DstBytes>
-    GPUCAST_INLINE static bool by_prepared(const Element& element, float r, Tile<DstBytes>& out) {
+    // Codes by a factor that serves. `element(i)` gives the code of an element. With `within` all quotients are; else bits 4
+    // to 6 of a byte of `left` are set where one may not be. `differ` is not zero where two products do not decide.
+    template <bool within, typename Element, u32 DstBytes>
+    GPUCAST_INLINE static void by_factor(const Element& element, float r, Tile<DstBytes>& out, u32& left, u32& differ) {
         typedef ReciprocalCodes<DType, F> Codes;
-        u32 overflow = 0, differ = 0;
 #pragma unroll
         for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
             Numbers<Codes::elements> x;
 #pragma unroll
             for (u32 j = 0; j < u32(Codes::elements); ++j) x.of[j] = ptx::as_float(u32(V::of_finite(element(i * Codes::elements + j))));
-            if constexpr (by_one) out.word[i] = Codes::template codes<false>(x, r, 0, 0, 0, overflow);
-            else out.word[i] = Codes::template both<false>(x, r, ptx::as_float(ptx::bits(r) + 4), 0, 0, 0, overflow, differ);
+            if constexpr (by_float16 && by_one && within) out.word[i] = Codes::codes_within(x, r);
+            else if constexpr (by_one) out.word[i] = Codes::template codes<false>(x, r, 0, 0, 0, left);
+            else out.word[i] = Codes::template both<false>(x, r, ptx::as_float(ptx::bits(r) + 4), 0, 0, 0, left, differ);
         }
-        return r != 0 && differ == 0 && (overflow & repeated<8>(0x70)) == 0;
+    }
+
+    // The codes of numbers times a FLOAT below 1, each product rounded; `is_power`: whether that is a power of two. False,
+    // with any codes, where one product of each does not decide.
+    template <bool is_power, u32 SrcBytes, u32 DstBytes>
+    GPUCAST_INLINE bool of_products(const Tile<SrcBytes>& in, float by_all, Tile<DstBytes>& out) const {
+        typedef ReciprocalCodes<DType, F> B;
+        const int ulps = is_power ? 2 : 5;
+        const float below = ptx::mul_rn(ptx::as_float(ptx::bits(near(-ulps)) - u32(B::lowered)), by_all);
+        if (!fast) return false;
+        if constexpr (by_ends) {
+            return by_ends_of(in, out, below, is_power ? 6 : 15);
+        } else {
+            const float above = ptx::mul_rn(ptx::as_float(ptx::bits(near(ulps)) - u32(B::lowered)), by_all);
+            u32 differ = 0, overflow = 0;
+#pragma unroll
+            for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
+                out.word[i] = B::template both<false>(numbers<B::elements>(in, i), below, above, 0, 0, 0, overflow, differ);
+            }
+            return differ == 0 && (overflow & repeated<8>(0x70)) == 0;
+        }
     }
 
     // One code.
@@ -235,7 +268,9 @@ private:
         typedef ReciprocalCodes<DType, F> B;
         const bool limited = !fits || F::clamps;
         if constexpr (by_one) {
-            if (by_prepared([&](u32 i) { return get<Src::bits, Word>(in, i); }, prepared(), out)) return true;
+            u32 beyond = 0, same = 0;
+            by_factor<false>([&](u32 i) { return get<Src::bits, Word>(in, i); }, factor_of(), out, beyond, same);
+            if (is_clear() && (beyond & repeated<8>(0x70)) == 0) return true;
             ptx::mark_rare();
         }
         float low = 0, high = 0;
@@ -245,6 +280,10 @@ private:
         }
         const u32 lowered = B::lowered, zero_points = u32(scale.zero_point) * u32(B::ones_of_byte);
         const float below = ptx::as_float(ptx::bits(near(-2)) - lowered);
+        if constexpr (by_ends) {
+            if (by_ends_of(in, out, below, 6)) return true;
+            ptx::mark_rare();
+        }
         const float above = ptx::as_float(ptx::bits(near(2)) - lowered);
         u32 differ = 0, overflow = 0;
 #pragma unroll
@@ -270,6 +309,17 @@ private:
             out.word[i] = (other & odd) | (out.word[i] & ~odd);
         }
         return true;
+    }
+
+    // The codes by one product, which is below the quotient; false where the midpoint of two codes may be between the two, at
+    // most so many ULPs above the product, or where a quotient may be beyond the largest element.
+    template <u32 SrcBytes, u32 DstBytes>
+    static GPUCAST_INLINE bool by_ends_of(const Tile<SrcBytes>& in, Tile<DstBytes>& out, float below, u32 ulps) {
+        typedef ReciprocalCodes<DType, F> B;
+        u32 ends = 0, overflow = 0;
+#pragma unroll
+        for (u32 i = 0; i < Tile<DstBytes>::words; ++i) out.word[i] = B::codes_and_ends(numbers<B::elements>(in, i), below, overflow, ends);
+        return (ends & 0xffff) < 0x10000 - ulps && (overflow & repeated<8>(0x70)) == 0;
     }
 
     // The bits of the quotient of a finite number, for `lanes`. Magnitudes are limited to `last`, beyond the elements'

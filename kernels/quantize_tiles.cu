@@ -119,9 +119,10 @@ GPUCAST_INLINE void quantize_tiles(
     const bool aligned = (stride & 15) == 0 && (address(src) & 15) == 0;
     // Where another pass over the array came before, the last tiles come first.
     const bool is_second = F::global_scale || Shape::everywhere || G::whole_columns;
-    const auto at = [&](u32 number) { return Place(is_second ? tiles - 1 - number : number, given); };
+    TileWalk<G> walk(blockIdx.x, gridDim.x, tiles, is_second, given);
     const Global<F> global(global_value<F>(given.global_scale));
-    Place place = at(blockIdx.x);
+    Kernel::fill(shared, global);
+    Place place = walk.place(given);
     Patch<Src, G::rows, G::columns> patch;
     const auto load = [&](const Kernel& work) { patch.load(work.patch(), stride, work.rows_left(), work.columns_left(), aligned); };
     if constexpr (!Shape::stays) {
@@ -144,7 +145,10 @@ GPUCAST_INLINE void quantize_tiles(
             if (aligned && work.is_whole()) patch.take(shared.next);
             else load(work);
             number += gridDim.x;
-            if (number < tiles) place = at(number);
+            if (number < tiles) {
+                walk.next(given);
+                place = walk.place(given);
+            }
             quantize_tile(work, patch, [&] {
                 if (number < tiles) ask(place, false);
             });

@@ -73,6 +73,16 @@ GPUCAST_INLINE void round_both(float& p, float& q) {
 // all but the first P bits of x are zero: so those of t, or of t plus or minus 5 ULPs, carry at most. The significands of
 // all seven m are 1, 1.25, 1.5 and 1.75.
 //
+// The product below x / d, by r0 less 2 ULPs, can mostly tell alone that no midpoint m of FLOAT4E2M1 is above it and not above
+// x / d. It is
+// more than (1 - 3 * 2^-23) x / d, so that such an m is at most 6 of its ULPs above it; of m as a FLOAT all but the first
+// two bits of the mantissa are zero. So the low half of a product below m is 0xfffa or more.
+//
+// The same for numbers that are y * f rounded, with a FLOAT f below 1, by the product of y and r, which is f times r0 less 5
+// ULPs, rounded. Then r is below (1 - 3.4 * 2^-24) f / d and above (1 - 6.1 * 2^-23) f / d; with the rounding of the product
+// and that of y * f the product is below the quotient, and more than (1 - 7.1 * 2^-23) of it: m is at most 15 ULPs above. With
+// r0 plus 5 ULPs the product is above. A subnormal y * f has quotients too small for other codes than 0.
+//
 // Steps round x / d to a FLOAT. That keeps the order of numbers, so that products with the same code bracket it, too.
 //
 // Some steps round that to the type of x, of at most 11 bits. If d has no more, x / d is no midpoint m of that type,
@@ -87,7 +97,9 @@ struct ReciprocalCodes {
         by_float16 = is_float4<DType>() && GPUCAST_ARCH >= 800 && !by_cvt,
         known = by_cvt || by_float16 || (DType::is_int && DType::bits <= 8),
         // Whether products are rounded before they become integers, and only then clamped.
-        in_turn = F::by_steps && (!F::divides || F::rounds)
+        in_turn = F::by_steps && (!F::divides || F::rounds),
+        // Whether `codes_and_ends` serves. By a conversion a product that is a midpoint would have the even code.
+        by_ends = by_float16 && !in_turn && GPUCAST_ARCH >= 900
     };
     // How many elements a word has, and a byte.
     enum : u32 { elements = 32 / DType::bits, of_byte = 8 / DType::bits };
@@ -135,17 +147,27 @@ struct ReciprocalCodes {
             return low_lanes<8>(byte) ^ offset * u32(ones);
         } else {
             if constexpr (!in_turn) fma(x, r, 0);
-            if constexpr (by_cvt && DType::bits == 8) {
-                return is_e4m3<DType>() ? ptx::cvt_e4m3x4(x[0], x[1], x[2], x[3]) : ptx::cvt_e5m2x4(x[0], x[1], x[2], x[3]);
-            } else if constexpr (by_cvt) {
-                return ptx::cvt_e2m1x8(x);
-            } else {
-                u32 even, odd;
-                halves(x, even, odd);
-                overflow |= even | odd;
-                return nibbles(even, odd);
-            }
+            return rounded(x, overflow);
         }
+    }
+
+    // By FLOAT16 the codes by r, where no number is beyond the largest element.
+    static GPUCAST_INLINE u32 codes_within(const Numbers<elements>& given, float r) {
+        Numbers<elements> x = given;
+        u32 even, odd;
+        fma(x.of, r, 0);
+        high_bytes(x.of, even, odd);
+        // A product and its sum do not wait for the units of integers and logic, as a sum and a shift do.
+        return nibbles(even + repeated<8>(1), odd, ptx::mad(odd, 8, repeated<8>(8)));
+    }
+
+    // The codes by r, as by `codes`, and the largest low half of a product, which is in the low half of `ends`.
+    static GPUCAST_INLINE u32 codes_and_ends(const Numbers<elements>& given, float r, u32& overflow, u32& ends) {
+        Numbers<elements> x = given;
+        fma(x.of, r, 0);
+#pragma unroll
+        for (u32 i = 0; i < elements; ++i) ends = ptx::max_u16x2(ends, ptx::bits(x.of[i]));
+        return rounded(x.of, overflow);
     }
 
     // The codes by r, and whether those by another number, which is above r, differ: then `differ` is not zero. `overflow` as
@@ -172,23 +194,43 @@ struct ReciprocalCodes {
     }
 
     // Eight codes from those of even and of odd numbers, each with its sign in bit 7 of a byte and the rest in bits 1 to 3.
-    static GPUCAST_INLINE u32 nibbles(u32 even, u32 odd) {
-        const u32 low_half = choose(even >> 4, even >> 1, repeated<8>(0x08));
-        const u32 high_half = choose(odd, odd << 3, repeated<8>(0x80));
-        return choose(low_half, high_half, repeated<8>(0x0f));
+    static GPUCAST_INLINE u32 nibbles(u32 even, u32 odd) { return nibbles(even, odd, odd << 3); }
+    // `signs`: with the signs of odd numbers, whose codes are in bits 4 to 6 of `odd`.
+    static GPUCAST_INLINE u32 nibbles(u32 even, u32 signs, u32 odd) {
+        const u32 low_half = chosen<repeated<8>(0x08)>(even >> 1, even >> 4);
+        const u32 high_half = chosen<repeated<8>(0x80)>(odd, signs);
+        return chosen<repeated<8>(0xf0)>(low_half, high_half);
     }
 
 private:
+    // The codes of products.
+    static GPUCAST_INLINE u32 rounded(const float (&x)[elements], u32& overflow) {
+        if constexpr (by_cvt && DType::bits == 8) {
+            return is_e4m3<DType>() ? ptx::cvt_e4m3x4(x[0], x[1], x[2], x[3]) : ptx::cvt_e5m2x4(x[0], x[1], x[2], x[3]);
+        } else if constexpr (by_cvt) {
+            return ptx::cvt_e2m1x8(x);
+        } else {
+            u32 even, odd;
+            halves(x, even, odd);
+            overflow |= even | odd;
+            return nibbles(even, odd);
+        }
+    }
+
     // Products as FLOAT16s. The high byte of each has the sign, three bits that are zero unless the number overflows, three
     // bits of the code, and one bit to round by, which 1 is added to.
     static GPUCAST_INLINE void halves(const float (&x)[elements], u32& even, u32& odd) {
-        even = ptx::prmt(ptx::cvt_rz_f16x2(x[0], x[2]), ptx::cvt_rz_f16x2(x[4], x[6]), 0x7531) + repeated<8>(1);
-        odd = ptx::prmt(ptx::cvt_rz_f16x2(x[1], x[3]), ptx::cvt_rz_f16x2(x[5], x[7]), 0x7531) + repeated<8>(1);
+        high_bytes(x, even, odd);
+        even += repeated<8>(1), odd += repeated<8>(1);
+    }
+    // The same before 1 is added.
+    static GPUCAST_INLINE void high_bytes(const float (&x)[elements], u32& even, u32& odd) {
+        even = ptx::prmt(ptx::cvt_rz_f16x2(x[0], x[2]), ptx::cvt_rz_f16x2(x[4], x[6]), 0x7531);
+        odd = ptx::prmt(ptx::cvt_rz_f16x2(x[1], x[3]), ptx::cvt_rz_f16x2(x[5], x[7]), 0x7531);
     }
     static GPUCAST_INLINE float clamped(float x, float low, float high) {
         return DType::is_int ? ptx::min(ptx::max(x, low), high) : x;
     }
-    static GPUCAST_INLINE u32 choose(u32 a, u32 b, u32 of_a) { return (a & of_a) | (b & ~of_a); }
 
     // x * r, or for integers x * r + more, rounded once.
     static GPUCAST_INLINE void fma(float (&x)[elements], float r, float more) {

@@ -114,7 +114,16 @@ struct BlockStats {
     template <typename Src, u32 Elements, u32 Bytes>
     GPUCAST_INLINE bool add_tile(const Tile<Bytes>& in) {
         Word largest = 0;
-        if constexpr (Src::bits <= 32 && GPUCAST_ARCH >= 800) {
+        if constexpr (Src::bits == 32 && !two_sided && Elements % 2 == 0 && GPUCAST_ARCH >= 900 && GPUCAST_ARCH < 1000) {
+            // Two at a time, because an instruction takes three integers, but two FLOATs. One of NaN gives the NaN that is
+            // above all numbers.
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 2) {
+                const float a = ptx::abs(ptx::as_float(in.word[i])), b = ptx::abs(ptx::as_float(in.word[i + 1]));
+                const u32 both = ptx::bits(ptx::max_nan(a, b));
+                largest = both > largest ? both : largest;
+            }
+        } else if constexpr (Src::bits <= 32 && GPUCAST_ARCH >= 800) {
             WordStats<Src, two_sided> words(in.word[0]);
 #pragma unroll
             for (u32 i = 1; i < Tile<Bytes>::words; ++i) words.add(in.word[i]);
@@ -306,17 +315,22 @@ GPUCAST_INLINE Scale scale_by_steps(float amax, bool is_nan, float u) {
 }
 
 // The global scale, and what the largest magnitudes of blocks are multiplied by where their scales are FLOAT8E4M3FN:
-// mostly the two products, which bracket the quotient, have the same code, as those of elements (`ReciprocalCodes`).
+// mostly the two products, which bracket the quotient, have the same code, as those of elements (`ReciprocalCodes`). Where
+// the divisor is out of range no two products have: one is 0 or NaN, the other one infinite or NaN.
 template <typename F>
 struct Global {
     enum : bool { brackets = is_e4m3<typename F::scale>() && has_conversion<typename F::scale>() && !F::by_steps };
-    float scale, below, above;
-    bool in_range;
+    // `least`: a magnitude of the smallest scale; those below it have this scale, too.
+    float scale, below, above, least;
 
-    GPUCAST_INLINE explicit Global(float value) : scale(value), below(0), above(0), in_range(false) {
+    GPUCAST_INLINE explicit Global(float value) : scale(value), below(0), above(ptx::as_float(0x7f800000)), least(0) {
         if constexpr (brackets) {
             const Quotient by(float(F::divisor()), value);
-            below = by.reciprocal(-2), above = by.reciprocal(2), in_range = by.in_range();
+            if (!by.in_range()) return;
+            below = by.reciprocal(-2), above = by.reciprocal(2);
+            if constexpr (u32(F::smallest_scale) != 0) {
+                least = ptx::mul_rn(by.high, ptx::as_float(float32_bits<typename F::scale>(u32(F::smallest_scale))));
+            }
         }
     }
 };
@@ -348,7 +362,7 @@ GPUCAST_INLINE Scale scale_of(const BlockStats<V, F::two_sided, finite_only>& st
             const float amax = ptx::as_float(stats.high);
             const u32 codes = ptx::cvt_e4m3x2(ptx::mul_rn(amax, of_all.below), ptx::mul_rn(amax, of_all.above));
             scale.code = codes & 0xff;
-            if (of_all.in_range && ((codes ^ codes >> 8) & 0xff) == 0) return finished<F>(scale);
+            if (((codes ^ codes >> 8) & 0xff) == 0) return finished<F>(scale);
             ptx::mark_rare();
         }
         // Where the divisor is tiny or huge, it and amax are multiplied by a power of two, so that the remainder of the
@@ -366,6 +380,45 @@ GPUCAST_INLINE Scale scale_of(const BlockStats<V, F::two_sided, finite_only>& st
 template <typename F, typename Float, typename Double, typename V, bool finite_only>
 GPUCAST_INLINE Scale scale_of(const BlockStats<V, F::two_sided, finite_only>& stats, float global) {
     return scale_of<F, Float, Double>(stats, Global<F>(global));
+}
+
+// Whether scales of blocks are bracketed, four at a time.
+template <typename F, typename V>
+GPUCAST_CONSTANT bool can_bracket() {
+    return Global<F>::brackets && !V::wide && !F::two_sided;
+}
+
+// The scales of four blocks.
+template <typename F, typename Float, typename Double, typename Stats>
+GPUCAST_INLINE void four_scales(const Stats* stats, const Global<F>& of_all, Scale* scale) {
+    float below[4], above[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        const u32 high = stats[i].high, least = ptx::bits(of_all.least);
+        const float amax = ptx::as_float(high > least ? high : least);
+        // NaN of an infinity, which a conversion would clamp; else zero.
+        const float none = ptx::mul_rn(amax, 0);
+        below[i] = ptx::fma_rn(amax, of_all.below, none), above[i] = ptx::fma_rn(amax, of_all.above, none);
+    }
+    const u32 codes = ptx::cvt_e4m3x4(below[0], below[1], below[2], below[3]);
+    if (codes == ptx::cvt_e4m3x4(above[0], above[1], above[2], above[3])) {
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            scale[i] = {codes >> 8 * i & 0xff, 0, false};
+            scale[i].is_nan = F::nan_in_scale && scale[i].code == u32(F::scale::nan_code);
+        }
+        return;
+    }
+    ptx::mark_rare();
+#pragma unroll 1
+    for (u32 k = 0; k < 4; ++k) {
+        Stats one = stats[0];
+#pragma unroll
+        for (u32 i = 1; i < 4; ++i) one = i == k ? stats[i] : one;
+        const Scale found = scale_of<F, Float, Double>(one, of_all);
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) scale[i] = i == k ? found : scale[i];
+    }
 }
 
 }  // namespace gpucast

@@ -13,11 +13,10 @@ struct TilePlace {
     i64 matrix, first_row, first_column;
     u32 rows, columns;
 
-    GPUCAST_INLINE TilePlace(u32 number, const TileArguments& given) {
-        const u32 line = number / given.tiles_across, above = line / given.tiles_down;
-        matrix = above;
-        first_row = i64(line - above * given.tiles_down) * G::tile_rows;
-        first_column = i64(number - line * given.tiles_across) * G::tile_columns;
+    GPUCAST_INLINE TilePlace(u32 of_matrix, u32 down, u32 across, const TileArguments& given) {
+        matrix = of_matrix;
+        first_row = i64(down) * G::tile_rows;
+        first_column = i64(across) * G::tile_columns;
         const i64 below = given.rows - first_row, right = given.columns - first_column;
         rows = below < i64(G::tile_rows) ? u32(below) : u32(G::tile_rows);
         columns = right < i64(G::tile_columns) ? u32(right) : u32(G::tile_columns);
@@ -25,6 +24,36 @@ struct TilePlace {
     // The number of its first element among all matrices.
     GPUCAST_INLINE i64 first(const TileArguments& given) const {
         return (matrix * given.rows + first_row) * given.columns + first_column;
+    }
+};
+
+// The tiles of a block, `step` tiles apart: divisions take long, so that there are none from one tile to the next.
+template <typename G>
+struct TileWalk {
+    u32 matrix, down, across, matrices_on, down_on, across_on, last;
+
+    // `tiles`: how many there are. With `back` the walk is from the last one to the first.
+    GPUCAST_INLINE TileWalk(u32 number, u32 step, u32 tiles, bool back, const TileArguments& given) {
+        split(number, given, matrix, down, across);
+        split(step, given, matrices_on, down_on, across_on);
+        last = back ? tiles / given.tiles_across / given.tiles_down : 0;
+    }
+    GPUCAST_INLINE void next(const TileArguments& given) {
+        across += across_on, down += down_on, matrix += matrices_on;
+        if (across >= given.tiles_across) across -= given.tiles_across, ++down;
+        if (down >= given.tiles_down) down -= given.tiles_down, ++matrix;
+    }
+    GPUCAST_INLINE TilePlace<G> place(const TileArguments& given) const {
+        if (last == 0) return {matrix, down, across, given};
+        return {last - 1 - matrix, given.tiles_down - 1 - down, given.tiles_across - 1 - across, given};
+    }
+
+private:
+    static GPUCAST_INLINE void split(u32 number, const TileArguments& given, u32& matrix, u32& down, u32& across) {
+        const u32 line = number / given.tiles_across;
+        across = number - line * given.tiles_across;
+        matrix = line / given.tiles_down;
+        down = line - matrix * given.tiles_down;
     }
 };
 
@@ -85,6 +114,17 @@ struct TileKernel : TilePlace<G> {
 
     // ---- scales ----
 
+    // What is prepared of all scales that a block may have. Read only after a barrier.
+    GPUCAST_INLINE static void fill(Memory& shared, const Global<F>& global) {
+        if constexpr (Memory::tabled) {
+#pragma unroll 1
+            for (u32 k = threadIdx.x; k < u32(Memory::table_size); k += u32(Shape::threads)) {
+                const bool is_nan = F::nan_in_scale && k >= u32(F::scale::nan_code);
+                shared.table[k] = Quotients({k, 0, is_nan}, global.scale).prepared();
+            }
+        }
+    }
+
     // Scale number i of a result, from the statistics of its block or as given.
     GPUCAST_INLINE Scale scale(const Stats& stats, const TileResult& result, i64 i, bool here) const {
         if constexpr (G::whole_columns) {
@@ -96,6 +136,25 @@ struct TileKernel : TilePlace<G> {
             const u32 code = here ? u32(reinterpret_cast<const ScaleCode*>(result.scales)[i]) : 0;
             return {is_nan ? u32(F::scale::nan_code) : code, 0, is_nan};
         }
+    }
+    // The scales of several blocks, of which `place` and `here` say where they are: those that are computed together.
+    template <u32 N>
+    GPUCAST_INLINE void scales(const Stats (&stats)[N], const TileResult& result, const i64 (&place)[N], const bool (&here)[N], Scale (&own)[N]) const {
+        if constexpr (!G::given && !G::whole_columns && can_bracket<F, V>() && N % 4 == 0) {
+#pragma unroll
+            for (u32 i = 0; i < N; i += 4) four_scales<F, Float, Double>(stats + i, global, own + i);
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < N; ++i) own[i] = scale(stats[i], result, place[i], here[i]);
+        }
+    }
+    // What is prepared of a scale for the elements of its block, whose statistics these are.
+    GPUCAST_INLINE float prepared(const Scale& own, const Stats& stats) const {
+        float r;
+        if constexpr (!Memory::prepares) return 0;
+        else if constexpr (Memory::tabled) r = shared.table[own.code];
+        else r = Quotients(own, global.scale).prepared();
+        return Quotients::limited(r, ptx::as_float(u32(stats.high)));
     }
     GPUCAST_INLINE void store(const TileResult& result, i64 i, const ScalePlace& place, const Scale& scale) const {
         if (G::whole_columns || (G::given && !scale.is_nan)) return;
@@ -111,52 +170,81 @@ struct TileKernel : TilePlace<G> {
     // A scale for each run along a row. Neighbouring threads take neighbours in the result.
     GPUCAST_INLINE void scales_along() const {
         const bool to_same = G::same() == Run::along;
-        const TileResult& result = to_same ? given.same : given.swapped;
+        const u32 parts = G::block / Shape::part;
         const i64 grid = (given.columns + G::block - 1) / G::block;
+        const i64 at_row = matrix * given.rows + first_row, at_run = first_column / G::block;
+        scales_of_runs<Shape::row_scales, to_same ? u32(Shape::runs_along) : u32(G::tile_rows)>(
+            to_same ? given.same : given.swapped, shared.of_rows, to_same ? at_row * grid + at_run : (matrix * grid + at_run) * given.rows + first_row,
+            to_same ? grid : given.rows, [&](u32 slow, u32 fast) -> RunOfTile {
+                const u32 r = to_same ? slow : fast, b = to_same ? fast : slow, number = r * Shape::runs_along + b;
+                Stats stats = {0, 0};
 #pragma unroll
-        for (u32 first = 0; first < u32(Shape::row_scales); first += u32(Shape::threads)) {
-            const u32 k = first + threadIdx.x;
-            if (u32(Shape::row_scales) % u32(Shape::threads) != 0 && k >= u32(Shape::row_scales)) break;
-            const u32 r = to_same ? k / Shape::runs_along : k % G::tile_rows;
-            const u32 b = to_same ? k % Shape::runs_along : k / G::tile_rows;
-            Stats stats = {0, 0};
-#pragma unroll
-            for (u32 i = 0; i < u32(G::block / Shape::part); ++i) {
-                shared.held.stats.in_rows.merge_into(stats, (r * Shape::runs_along + b) * (G::block / Shape::part) + i);
-            }
-            const i64 at_row = matrix * given.rows + first_row + r, at = first_column / G::block + b;
-            const i64 place = to_same ? at_row * grid + at : (matrix * grid + at) * given.rows + first_row + r;
-            const bool here = r < rows && b * G::block < columns;
-            const Scale own = scale(stats, result, place, here);
-            shared.of_rows.template put<Quotients>(r * Shape::runs_along + b, own, global.scale);
-            // Only blocks along the last axis of a result have an order.
-            if (here) store(result, place, {at_row, at, given.rows, grid}, own);
-        }
+                for (u32 i = 0; i < parts; ++i) shared.held.stats.in_rows.merge_into(stats, number * parts + i);
+                // Only blocks along the last axis of a result have an order.
+                return {stats, number, r < rows && b * G::block < columns, {at_row + r, at_run + b, given.rows, grid}};
+            });
     }
 
     GPUCAST_INLINE void scales_down() const {
         const bool to_same = G::same() == Run::down;
-        const TileResult& result = to_same ? given.same : given.swapped;
         const i64 grid = G::whole_columns ? 1 : (given.rows + G::block - 1) / G::block;
+        const i64 at_column = matrix * given.columns + first_column, at_run = G::whole_columns ? 0 : first_row / G::block;
+        scales_of_runs<Shape::column_scales, to_same ? u32(G::tile_columns) : u32(Shape::runs_down)>(
+            to_same ? given.same : given.swapped, shared.of_columns, to_same ? (matrix * grid + at_run) * given.columns + first_column : at_column * grid + at_run,
+            to_same ? given.columns : grid, [&](u32 slow, u32 fast) -> RunOfTile {
+                const u32 c = to_same ? fast : slow, b = to_same ? slow : fast;
+                Stats stats = {0, 0};
+                if constexpr (!G::whole_columns) {
 #pragma unroll
-        for (u32 first = 0; first < u32(Shape::column_scales); first += u32(Shape::threads)) {
-            const u32 k = first + threadIdx.x;
-            if (u32(Shape::column_scales) % u32(Shape::threads) != 0 && k >= u32(Shape::column_scales)) break;
-            const u32 c = to_same ? k % G::tile_columns : k / Shape::runs_down;
-            const u32 b = to_same ? k / G::tile_columns : k % Shape::runs_down;
-            Stats stats = {0, 0};
-            if constexpr (!G::whole_columns) {
-#pragma unroll
-                for (u32 i = 0; i < u32(G::block / G::rows); ++i) {
-                    shared.held.stats.in_columns.merge_into(stats, (b * (G::block / G::rows) + i) * G::tile_columns + c);
+                    for (u32 i = 0; i < u32(G::block / G::rows); ++i) {
+                        shared.held.stats.in_columns.merge_into(stats, (b * (G::block / G::rows) + i) * G::tile_columns + c);
+                    }
                 }
-            }
-            const i64 at_column = first_column + c, at = G::whole_columns ? 0 : first_row / G::block + b;
-            const i64 place = to_same ? (matrix * grid + at) * given.columns + at_column : (matrix * given.columns + at_column) * grid + at;
-            const bool here = c < columns && b * G::block < rows;
-            const Scale own = scale(stats, result, place, here);
-            shared.of_columns.template put<Quotients>(b * G::tile_columns + c, own, global.scale);
-            if (here) store(result, place, {matrix * given.columns + at_column, at, given.columns, grid}, own);
+                const i64 run = G::whole_columns ? 0 : at_run + b;
+                return {stats, b * G::tile_columns + c, c < columns && b * G::block < rows, {at_column + c, run, given.columns, grid}};
+            });
+    }
+
+    // A run of a tile, with its number among those of the tile. `here` where it is in the matrix.
+    struct RunOfTile {
+        Stats stats;
+        u32 number;
+        bool here;
+        ScalePlace place;
+    };
+
+    // The scales of runs, some for each thread. Each is one of `Fast` next to each other in a result, whose first one is
+    // number `first` there; after so many come others, `apart` behind. `run` gives one.
+    template <u32 Count, u32 Fast, typename Scales, typename Run_>
+    GPUCAST_INLINE void scales_of_runs(const TileResult& result, Scales& kept, i64 first, i64 apart, const Run_& run) const {
+        const u32 threads = Shape::threads, turns = (Count + threads - 1) / threads;
+        static_assert(threads % Fast == 0 || Fast % threads == 0 || Count <= threads, "one of the two stays from turn to turn");
+        const u32 slow = threads % Fast == 0 ? threadIdx.x / Fast : 0, fast = threads % Fast == 0 ? threadIdx.x % Fast : threadIdx.x;
+        const i64 begin = first + slow * apart + fast;
+        RunOfTile runs[turns];
+        Stats stats[turns];
+        Scale own[turns] = {};
+        i64 place[turns];
+        bool here[turns];
+#pragma unroll
+        for (u32 i = 0; i < turns; ++i) {
+            // What a turn adds is constant, so that most addresses are computed once.
+            const u32 slow_on = threads % Fast == 0 ? threads / Fast * i : i * threads / Fast, fast_on = threads % Fast == 0 ? 0 : i * threads % Fast;
+            runs[i] = {};
+            if (Count % threads == 0 || i * threads + threadIdx.x < Count) runs[i] = run(slow + slow_on, fast + fast_on);
+            stats[i] = runs[i].stats, here[i] = runs[i].here;
+            place[i] = begin + slow_on * apart + fast_on;
+        }
+        scales(stats, result, place, here, own);
+        // All are read before some are written: a compiler keeps the order of accesses to shared memory.
+        float factor[turns];
+#pragma unroll
+        for (u32 i = 0; i < turns; ++i) factor[i] = prepared(own[i], stats[i]);
+#pragma unroll
+        for (u32 i = 0; i < turns; ++i) {
+            if (Count % threads != 0 && i * threads + threadIdx.x >= Count) break;
+            kept.put(runs[i].number, own[i], factor[i]);
+            if (here[i]) store(result, place[i], runs[i].place, own[i]);
         }
     }
 
@@ -176,7 +264,7 @@ struct TileKernel : TilePlace<G> {
         const i64 place = (matrix * down + at_row) * across + at_column, turned = (matrix * across + at_column) * down + at_row;
         const bool here = b * G::block < rows && c * G::block < columns;
         const Scale own = scale(stats, Shape::same ? given.same : given.swapped, Shape::same ? place : turned, here);
-        shared.of_columns.template put<Quotients>(k, own, global.scale);
+        shared.of_columns.put(k, own, 0);
         if (!here) return;
         if (Shape::same) store(given.same, place, {matrix * down + at_row, at_column, down, across}, own);
         if (Shape::swapped) store(given.swapped, turned, {matrix * across + at_column, at_row, across, down}, own);
@@ -298,22 +386,31 @@ struct TileKernel : TilePlace<G> {
         const auto row_of = [&](u32 i) { return by_columns ? row : row + i; };
         const auto column_of = [&](u32 i) { return by_columns ? column + i : column; };
         const auto at = [&](u32 i) { return by_columns ? at_swapped(row, column + i) : at_same(row + i, column); };
-        u32 left = 0, words[length / of_word];
+        u32 words[length / of_word], differ = 0, beyond = 0;
+        // All are read before codes are written, as above. The sum is NaN where one of them is.
+        float factor[lines], sum = 0;
+#pragma unroll
+        for (u32 i = 0; i < lines; ++i) factor[i] = prepared_at<run>(row_of(i), column_of(i));
 #pragma unroll
         for (u32 i = 0; i < lines; ++i) {
             const auto element = [&](u32 j) { return get<Src::bits, Word>(patch.row[by_columns ? j : i], by_columns ? i : j); };
             Tile<length * DType::bits / 8> out = {};
-            const bool done = Quotients::by_prepared(element, prepared_at<run>(row_of(i), column_of(i)), out);
-            left |= u32(!done || !is_finite(patch.row[0], finite, i)) << i;
+            const float r = factor[i];
+            sum = ptx::add_rn(sum, r);
+            Quotients::template by_factor<true>(element, r, out, beyond, differ);
             spread<length>(out, words);
             store_words(at(i), words);
         }
-        if (left == 0) return true;
+        const u32 all = (1u << lines) - 1;
+        bool are_finite = true;
+        if constexpr (!F::nan_in_scale) are_finite = (finite & all) == all;
+        if (sum == sum && differ == 0 && are_finite) return true;
         ptx::mark_rare();
         bool done = true;
 #pragma unroll 1
         for (u32 i = 0; i < lines; ++i) {
-            if ((left >> i & 1) == 0) continue;
+            const float r = prepared_at<run>(row_of(i), column_of(i));
+            if (r == r && differ == 0 && is_finite(patch.row[0], finite, i)) continue;
             Tile<length * bytes> in = {};
 #pragma unroll
             for (u32 j = 0; j < length; ++j) {
@@ -420,10 +517,9 @@ struct TileKernel : TilePlace<G> {
 
     // ---- from shared memory to a result ----
 
-    // Vector number u of the codes of a tile whose lines have `Length` elements.
-    template <bool swapped, u32 Length>
-    GPUCAST_INLINE Tile<unit * DType::bits / 8> packed(u32 u) const {
-        const u32 line = u / (Length / unit), first = u % (Length / unit) * unit;
+    // The codes of a tile from an element on, in the order of a result.
+    template <bool swapped>
+    GPUCAST_INLINE Tile<unit * DType::bits / 8> packed(u32 line, u32 first) const {
         Tile<unit * DType::bits / 8> out = {};
         if constexpr (u32(code_bits) == u32(DType::bits)) {
             load_words(swapped ? at_swapped(first, line) : at_same(line, first), out.word);
@@ -444,19 +540,20 @@ struct TileKernel : TilePlace<G> {
         const u32 count = Lines * (Length / unit), mine = threadIdx.x;
         static_assert(count % Shape::threads == 0 && Shape::threads % (Length / unit) == 0, "each thread has a column of vectors");
         const u32 first = mine % (Length / unit) * unit, turns = count / Shape::threads, lines_of_turn = Shape::threads / (Length / unit);
-        u8* to = data + ((begin + mine / (Length / unit) * stride + first) * i64(DType::bits) >> 3);
+        const u32 line = mine / (Length / unit);
+        u8* to = data + ((begin + line * stride + first) * i64(DType::bits) >> 3);
         const i64 bytes_of_turn = lines_of_turn * stride * i64(DType::bits) >> 3;
         if (lines == Lines && length == Length && ((address(to) | u64(bytes_of_turn)) & (Out::piece - 1)) == 0) {
 #pragma unroll
-            for (u32 i = 0; i < turns; ++i) store_aligned(to + i * bytes_of_turn, packed<swapped, Length>(i * Shape::threads + mine));
+            for (u32 i = 0; i < turns; ++i) store_aligned(to + i * bytes_of_turn, packed<swapped>(line + i * lines_of_turn, first));
             return;
         }
         const u32 last = length - first < u32(unit) ? length - first : u32(unit);
 #pragma unroll 1
         for (u32 i = 0; i < turns; ++i, to += bytes_of_turn) {
             ptx::mark_rare();
-            if (i * lines_of_turn + mine / (Length / unit) >= lines || first >= length) break;
-            const Out out = packed<swapped, Length>(i * Shape::threads + mine);
+            if (i * lines_of_turn + line >= lines || first >= length) break;
+            const Out out = packed<swapped>(line + i * lines_of_turn, first);
             if (last == u32(unit) && (address(to) & (Out::piece - 1)) == 0) {
                 store_aligned(to, out);
             } else if (last == u32(unit) && (address(to) & 3) == 0) {

@@ -161,12 +161,15 @@ struct TileMemory : TileStage<G, TileShape<G>::stays> {
         }
     };
     // Whether no line of codes is turned, as both ways with blocks along the last axis of each. Then codes of 4 bits stay
-    // packed, and what a scale's elements are multiplied by is beside the scale.
+    // packed, and what a scale's elements are multiplied by is beside the scale: from a table, where scales have few codes.
     enum : bool {
         direct = !Shape::square && !Shape::everywhere && G::same() != Run::down && G::swapped() != Run::along,
         packed = direct && F::element::bits == 4 && G::rows % 8 == 0 && G::columns % 8 == 0,
-        prepares = direct && is_prepared<F, V>()
+        prepares = direct && !G::whole_columns && is_prepared<F, V>(),
+        tabled = prepares && F::scale::bits == 8
     };
+    // No scale of a block is negative; given ones may be.
+    enum : u32 { table_size = !tabled ? 1 : G::given ? 256 : F::scale::sign_code == 0 ? 256 : 128 };
     enum : u32 { code_bits = packed ? 4 : 8 };
     template <u32 Count>
     struct Scales {
@@ -175,11 +178,10 @@ struct TileMemory : TileStage<G, TileShape<G>::stays> {
         // As `Divisor::prepared` has it.
         alignas(16) float prepared[prepares ? Count : 1];
 
-        template <typename Quotients>
-        GPUCAST_INLINE void put(u32 i, const Scale& scale, float global) {
+        GPUCAST_INLINE void put(u32 i, const Scale& scale, float factor) {
             code[i] = scale.code;
             if constexpr (F::zero_points) zero_point[i] = scale.zero_point;
-            if constexpr (prepares) prepared[i] = Quotients(scale, global).prepared();
+            if constexpr (prepares) prepared[i] = factor;
         }
         GPUCAST_INLINE Scale get(u32 i) const {
             const u32 found = code[i];
@@ -208,9 +210,11 @@ struct TileMemory : TileStage<G, TileShape<G>::stays> {
     };
     typedef Scales<Shape::row_scales> RowScales;
     typedef Scales<Shape::column_scales> ColumnScales;
-    enum : u32 { most = 48 << 10, beside = sizeof(RowScales) + sizeof(ColumnScales) + sizeof(TileStage<G, Shape::stays>) };
+    enum : u32 { most = 48 << 10, beside = sizeof(RowScales) + sizeof(ColumnScales) + sizeof(TileStage<G, Shape::stays>) + 4 * table_size };
     enum : bool { apart = Shape::stays && sizeof(Apart) + u32(beside) <= u32(most) };
     typename Chosen<apart, Apart, InTurn>::type held;
+    // By the code of a scale what `Divisor::prepared` gives.
+    float table[table_size];
     RowScales of_rows;
     ColumnScales of_columns;
 };

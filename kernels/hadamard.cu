@@ -113,8 +113,8 @@ GPUCAST_INLINE void scale_by(u32 (&x)[part_size], float factor) {
     }
 }
 
-// Transforms the parts of rows. The signs come last for the inverse.
-template <u32 Length, bool inverse>
+// Transforms the parts of rows. The signs come last for the inverse. `scales`: whether sums are multiplied by the factor.
+template <u32 Length, bool inverse, bool scales = true>
 GPUCAST_INLINE void transform(u32 (&x)[part_size], const u32 (&signs)[128]) {
     const u32 begin = threadIdx.x % parts_of<Length>() * part_size;
     if constexpr (!inverse) {
@@ -123,7 +123,7 @@ GPUCAST_INLINE void transform(u32 (&x)[part_size], const u32 (&signs)[128]) {
     }
     add_up<part_size>(x);
     add_lanes<Length>(x);
-    scale_by(x, ptx::as_float(transform_factor<Length>()));
+    if constexpr (scales) scale_by(x, ptx::as_float(transform_factor<Length>()));
     if constexpr (inverse) {
 #pragma unroll
         for (u32 i = 0; i < part_size; ++i) x[i] ^= signs[begin + i];
@@ -146,9 +146,12 @@ GPUCAST_INLINE void transform(u32 (&x)[part_size], const u32 (&signs)[128], cons
     }
 }
 
-// The numbers of a thread: FLOATs that were transformed, or with a Length of 0 elements as they are.
-template <typename Src, typename Float, typename Double, u32 Length>
+// The numbers of a thread: FLOATs that were transformed, or with a Length of 0 elements as they are. Those that were
+// transformed lack the factor unless `scales`.
+template <typename Src, typename Float, typename Double, u32 Length, bool scales = true>
 struct Fragment {
+    enum : bool { lacks_factor = Length != 0 && !scales };
+    static GPUCAST_CONSTANT u32 factor() { return transform_factor<Length>(); }
     typedef typename FloatOrDouble<Length != 0, Src, Float>::type Held;
     typedef Value<Src, Float, Double> V;
     typedef Tile<part_size * Src::bits / 8> SrcTile;
@@ -161,7 +164,7 @@ struct Fragment {
         } else {
 #pragma unroll
             for (u32 i = 0; i < part_size; ++i) x.word[i] = narrow_bits<V>(V::of(get<Src::bits, typename V::Word>(in, i)));
-            transform<Length, false>(x.word, signs);
+            transform<Length, false, scales>(x.word, signs);
         }
     }
 };
@@ -177,6 +180,13 @@ GPUCAST_INLINE void load_apart(const u8* from, i64 stride, Tile<Bytes>& in) {
 
 // ---- quantizing a fragment ----
 
+// Whether a block's scale is computed and its elements are divided without the factor of the transform, which both have
+// then.
+template <typename F, typename Scales, typename Float, typename Double>
+GPUCAST_CONSTANT bool leaves_factor() {
+    return !Scales::chooses && !F::two_sided && Divisor<F, Float, Float, Double>::takes_factor;
+}
+
 // The codes and the scale of a fragment, by the statistics of its block: `begin` is the index of its first element in the
 // result, whose rows have so many columns.
 template <typename F, typename Scales, typename Float, typename Double, u32 Block, typename Fragment_, typename Stats>
@@ -186,6 +196,7 @@ GPUCAST_INLINE void put_fragment(const Fragment_& fragment, const Stats& stats, 
     typedef typename F::element DType;
     typedef typename CodeOf<F::scale::bits>::type ScaleCode;
     const u32 lanes = Block / part_size;
+    u8* const to = result.data + (u64(begin) * u32(DType::bits) >> 3);
     Scale scale = scale_of<F, Float, Double>(stats, common.global);
     Tile<part_size * DType::bits / 8> codes = {};
     if constexpr (Scales::chooses) {
@@ -193,7 +204,7 @@ GPUCAST_INLINE void put_fragment(const Fragment_& fragment, const Stats& stats, 
         choose<F, Scales, Held, Float, Double>(fragment.x, stats, finite, common, scale, codes);
     }
     if (threadIdx.x % lanes == 0) {
-        const i64 place = begin / Block;
+        const u64 place = u64(begin) / Block;
         if constexpr (is_same<typename F::order, Linear>) {
             reinterpret_cast<ScaleCode*>(result.scales)[place] = ScaleCode(scale.code);
         } else {
@@ -206,9 +217,23 @@ GPUCAST_INLINE void put_fragment(const Fragment_& fragment, const Stats& stats, 
     if constexpr (!Scales::chooses || F::stochastic) {
         codes = {};
         const Divisor<F, Held, Float, Double> divisor(scale, common.global.scale);
-        divisor.template tile<part_size, !F::zero_points && !Scales::chooses>(fragment.x, codes, begin, finite || F::nan_in_scale, random);
+        const bool known = finite || F::nan_in_scale;
+        if constexpr (Fragment_::lacks_factor) {
+            const float factor = ptx::as_float(Fragment_::factor());
+            if (known && divisor.template of_products<(Fragment_::factor() & 0x7fffff) == 0>(fragment.x, factor, codes)) {
+                store_aligned(to, codes);
+                return;
+            }
+            ptx::mark_rare();
+            auto x = fragment.x;
+            scale_by(x.word, factor);
+            codes = {};
+            divisor.template tile<part_size, !F::zero_points>(x, codes, begin, known, random);
+        } else {
+            divisor.template tile<part_size, !F::zero_points && !Scales::chooses>(fragment.x, codes, begin, known, random);
+        }
     }
-    store_aligned(result.data + begin * i64(DType::bits) / 8, codes);
+    store_aligned(to, codes);
 }
 
 // The same of a thread that has a block or shares it with its neighbours. All lanes of a warp must call this: of one with
@@ -223,6 +248,10 @@ GPUCAST_INLINE void quantize_fragment(const Fragment_& fragment, bool here, i64 
     const bool finite = stats.template add_tile<Held, part_size>(fragment.x);
     merge<lanes>(stats);
     if (!here) return;
+    // Rounded products keep the order of numbers.
+    if constexpr (Fragment_::lacks_factor) {
+        stats.high = ptx::bits(ptx::mul_rn(ptx::as_float(u32(stats.high)), ptx::as_float(Fragment_::factor())));
+    }
     if constexpr (F::row_scaled) {
         const Common<F, Scales> own(global_value<F>(result.global_scale, begin, columns));
         put_fragment<F, Scales, Float, Double, Block>(fragment, stats, finite, begin, columns, result, own, random);
@@ -238,27 +267,67 @@ GPUCAST_INLINE float common_value(const HadamardResult& result) {
     else return global_value<F>(result.global_scale);
 }
 
-// Fragments along the rows of an array: several of a thread, all of which are on their way at a time. What is done with
-// them is long, so that they take turns.
-template <typename F, typename Scales, typename Src, typename Float, typename Double, u32 Length, u32 Block, u32 turns, u32 Threads>
-GPUCAST_INLINE void quantize_fragments(const u8* src, i64 n, const HadamardArguments& given) {
-    const i64 step = Threads * part_size;
-    i64 begin = block_number<F, turns * Threads * part_size>(n) * (turns * step) + threadIdx.x * part_size;
-    Tile<part_size * Src::bits / 8> in[turns];
+// The next parts of each thread, which are on their way to shared memory.
+template <u32 Bytes, u32 Threads>
+struct PartStage {
+    enum : u32 { unit = 16, pieces = Bytes / unit, ahead = 3, places = 4 };
+    alignas(16) u8 piece[places][pieces][Threads][unit];
+
+    GPUCAST_INLINE void ask(const u8* from, u32 turn) {
 #pragma unroll
-    for (u32 i = 0; i < turns; ++i) {
-        // In place of what lies behind the array threads read its end again.
-        const i64 at = begin + i * step;
-        load_aligned(src + (at < n ? at : n - part_size) * i64(Src::bits / 8), in[i]);
+        for (u32 i = 0; i < pieces; ++i) ptx::cp_async(piece[turn % places][i][threadIdx.x], from + i * unit);
     }
+    GPUCAST_INLINE void take(Tile<Bytes>& to, u32 turn) const {
+#pragma unroll
+        for (u32 i = 0; i < pieces; ++i) {
+            Tile<unit> one;
+            load_words(piece[turn % places][i][threadIdx.x], one.word);
+#pragma unroll
+            for (u32 j = 0; j < unit / 4; ++j) to.word[i * unit / 4 + j] = one.word[j];
+        }
+    }
+};
+
+// Fragments along the rows of an array, one of each thread.
+template <typename F, typename Scales, typename Src, typename Float, typename Double, u32 Length, u32 Block, u32 Threads>
+GPUCAST_INLINE void quantize_fragments(const u8* src, i64 n, const HadamardArguments& given) {
+    const i64 begin = (block_number<F, Threads * part_size>(n) * Threads + threadIdx.x) * part_size;
+    Tile<part_size * Src::bits / 8> in = {};
+    if (begin < n) load_aligned(src + begin * i64(Src::bits / 8), in);
     // Not before: the elements are under way while this one is waited for.
     const Common<F, Scales> common(common_value<F>(given.same));
-#pragma unroll 1
-    for (u32 turn = 0; turn < turns; ++turn, begin += step) {
-        Fragment<Src, Float, Double, Length> fragment;
-        fragment.take(in[0], given.signs);
+    Fragment<Src, Float, Double, Length, !leaves_factor<F, Scales, Float, Double>()> fragment;
+    fragment.take(in, given.signs);
+    quantize_fragment<F, Scales, Float, Double, Block>(fragment, begin < n, begin, given.columns, given.same, common, given.random);
+}
+
+// The same of blocks that stay.
+template <typename F, typename Scales, typename Src, typename Float, typename Double, u32 Length, u32 Block, u32 Threads>
+GPUCAST_INLINE void quantize_fragments_in_turn(
+    const u8* src, i64 n, const HadamardArguments& given, PartStage<part_size * Src::bits / 8, Threads>& stage) {
+    const u32 ahead = PartStage<part_size * Src::bits / 8, Threads>::ahead;
+    const i64 step = Threads * part_size, on = (F::global_scale ? -step : step) * gridDim.x;
+    i64 begin = block_number<F, Threads * part_size>(n) * step + threadIdx.x * part_size;
+    // How many of all parts of a block there are after this one's first.
+    i64 left = (n - 1) / step - blockIdx.x;
+    const auto ask = [&](u32 later, u32 turn) {
+        // In place of what lies behind the array threads read its end again.
+        const i64 at = begin + later * on;
+        if (left >= i64(later) * gridDim.x) stage.ask(src + (at < n ? at : n - part_size) * i64(Src::bits / 8), turn);
+        ptx::cp_async_commit();
+    };
 #pragma unroll
-        for (u32 i = 1; i < turns; ++i) in[i - 1] = in[i];
+    for (u32 i = 0; i < ahead; ++i) ask(i, i);
+    const Common<F, Scales> common(common_value<F>(given.same));
+    u32 turn = 0;
+#pragma unroll 1
+    for (; left >= 0; left -= gridDim.x, begin += on, ++turn) {
+        Tile<part_size * Src::bits / 8> in;
+        Fragment<Src, Float, Double, Length, !leaves_factor<F, Scales, Float, Double>()> fragment;
+        ptx::cp_async_wait_before<ahead - 1>();
+        stage.take(in, turn);
+        fragment.take(in, given.signs);
+        ask(ahead, turn + ahead);
         quantize_fragment<F, Scales, Float, Double, Block>(fragment, begin < n, begin, given.columns, given.same, common, given.random);
     }
 }
@@ -388,7 +457,7 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, i64 n, const Hadamard
             const bool here = row < rows && column < columns;
             Tile<part_size * bytes> in = {};
             if (here) load_words(shared.at(row, column), in.word);
-            Fragment<Src, Float, Double, G::same_run> fragment;
+            Fragment<Src, Float, Double, G::same_run, !leaves_factor<F, Scales, Float, Double>()> fragment;
             fragment.take(in, given.signs);
             const i64 begin = (matrix * given.rows + first_row + row) * given.columns + first_column + column;
             quantize_fragment<F, Scales, Float, Double, Block>(fragment, here, begin, given.columns, given.same, common, given.random);
@@ -409,7 +478,7 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, i64 n, const Hadamard
                     put<Src::bits>(in, i, Word(*reinterpret_cast<const Code*>(shared.at(row + i, column))));
                 }
             }
-            Fragment<Src, Float, Double, G::swapped_run> fragment;
+            Fragment<Src, Float, Double, G::swapped_run, !leaves_factor<F, Scales, Float, Double>()> fragment;
             fragment.take(in, given.signs);
             const i64 begin = (matrix * given.columns + first_column + column) * given.rows + first_row + row;
             quantize_fragment<F, Scales, Float, Double, Block>(fragment, here, begin, given.rows, given.swapped, common, given.random);
@@ -427,6 +496,14 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, i64 n, const Hadamard
              const __grid_constant__ gpucast::HadamardArguments given) {                                               \
         using namespace gpucast;                                                                                       \
         __VA_ARGS__;                                                                                                   \
+    }
+#define GPUCAST_HADAMARD_IN_TURN(NAME, SRC, THREADS, RESIDENT, ...)                                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                                    \
+        NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8*, gpucast::i64 n,                                       \
+             const __grid_constant__ gpucast::HadamardArguments given) {                                               \
+        using namespace gpucast;                                                                                       \
+        __shared__ PartStage<part_size * SRC::bits / 8, THREADS> stage;                                                \
+        quantize_fragments_in_turn<__VA_ARGS__, THREADS>(src, n, given, stage);                                        \
     }
 #define GPUCAST_HADAMARD_TRANSFORM(NAME, ...)                                                                          \
     extern "C" __global__ void __launch_bounds__(gpucast::part_threads)                                                \

@@ -151,11 +151,12 @@ GPUCAST_INLINE void fma_rn_f32x2_of(float a, float b, float factor, float x, flo
         "fma.rn.f32x2 x, x, y, z; mov.b64 {%0, %1}, x;}"
         : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(factor), "f"(x), "f"(y));
 }
-// Of two floats and two others.
-GPUCAST_INLINE void mul_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
-    asm("{.reg .b64 x, y; mov.b64 x, {%2, %3}; mov.b64 y, {%4, %5}; mul.rn.f32x2 x, x, y; mov.b64 {%0, %1}, x;}"
-        : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(x), "f"(y));
+// Adds the squares of two floats to two others.
+GPUCAST_INLINE void fma_rn_f32x2_squares(float a, float b, float& x, float& y) {
+    asm("{.reg .b64 x, y; mov.b64 x, {%2, %3}; mov.b64 y, {%0, %1}; fma.rn.f32x2 y, x, x, y; mov.b64 {%0, %1}, y;}"
+        : "+f"(x), "+f"(y) : "f"(a), "f"(b));
 }
+// Of two floats and two others.
 GPUCAST_INLINE void add_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
     asm("{.reg .b64 x, y; mov.b64 x, {%2, %3}; mov.b64 y, {%4, %5}; add.rn.f32x2 x, x, y; mov.b64 {%0, %1}, x;}"
         : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(x), "f"(y));
@@ -358,6 +359,10 @@ GPUCAST_INLINE void cp_async(u8* to, const u8* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(u32(__cvta_generic_to_shared(to))), "l"(from) : "memory");
 }
 GPUCAST_INLINE void cp_async_wait() { asm volatile("cp.async.wait_all;" : : : "memory"); }
+// Ends a group of copies of the thread, which may be empty; waits for all groups but the last ones.
+GPUCAST_INLINE void cp_async_commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+template <u32 Last>
+GPUCAST_INLINE void cp_async_wait_before() { asm volatile("cp.async.wait_group %0;" : : "n"(Last) : "memory"); }
 
 // Four bytes, numbered from i on, of which those with the `count` numbers from `begin` on are accessed: of a load the
 // others are zero, of a store the others are left alone. One piece of inline PTX each, because compilers take long over

@@ -64,7 +64,8 @@ struct Rounded {
     // value 2^-14 times the element's. Elements 0 and 2, 4 and 6, 1 and 3, 5 and 7 are pairs.
     u32 held[words];
 
-    GPUCAST_INLINE void round(const float (&x)[8], float r) {
+    // `ends` as `Codes::codes_and_ends` has it.
+    GPUCAST_INLINE void round(const float (&x)[8], float r, u32& ends) {
         if constexpr (Codes::by_cvt) {
             float product[8];
 #pragma unroll
@@ -73,8 +74,9 @@ struct Rounded {
         } else {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
-                const float p = x[place(2 * i)], q = x[place(2 * i + 1)];
-                held[i] = ptx::cvt_rz_f16x2(ptx::mul_rn(p, r), ptx::mul_rn(q, r)) + repeated<16>(0x100);
+                const float p = ptx::mul_rn(x[place(2 * i)], r), q = ptx::mul_rn(x[place(2 * i + 1)], r);
+                if constexpr (Codes::by_ends) ends = ptx::max_u16x2(ptx::max_u16x2(ends, ptx::bits(p)), ptx::bits(q));
+                held[i] = ptx::cvt_rz_f16x2(p, q) + repeated<16>(0x100);
             }
         }
     }
@@ -130,6 +132,7 @@ GPUCAST_INLINE bool choose_quickly(
     const Tried<F, Float> by_six(six.code, global), by_four(four.code, global);
     Half of_six[2], of_four[2];
     float x[16], error = 0, other_error = 0;
+    u32 six_ends = 0, four_ends = 0;
 #pragma unroll
     for (u32 i = 0; i < 16; ++i) x[i] = ptx::as_float(narrow_bits<V>(V::of(get<Held::bits, typename V::Word>(in, i))));
 #pragma unroll
@@ -137,8 +140,8 @@ GPUCAST_INLINE bool choose_quickly(
         float some[8], y[8], value[8], other[8];
 #pragma unroll
         for (u32 i = 0; i < 8; ++i) some[i] = x[8 * half + i];
-        of_six[half].round(some, by_six.below);
-        of_four[half].round(some, by_four.below);
+        of_six[half].round(some, by_six.below, six_ends);
+        of_four[half].round(some, by_four.below, four_ends);
         of_six[half].values(value);
         of_four[half].values(other);
 #pragma unroll
@@ -148,15 +151,14 @@ GPUCAST_INLINE bool choose_quickly(
         }
 #pragma unroll
         for (u32 i = 0; i < 8; ++i) {
-            float rest, other_rest, square, other_square;
+            // Not rounded as often as the error's definition has it.
+            float rest, other_rest;
             if constexpr (GPUCAST_ARCH >= 1000) {
                 ptx::fma_rn_f32x2(value[i], other[i], by_six.minus, by_four.minus, y[i], rest, other_rest);
-                ptx::mul_rn_f32x2(rest, other_rest, rest, other_rest, square, other_square);
-                ptx::add_rn_f32x2(error, other_error, square, other_square, error, other_error);
+                ptx::fma_rn_f32x2_squares(rest, other_rest, error, other_error);
             } else {
                 rest = ptx::fma_rn(value[i], by_six.minus, y[i]), other_rest = ptx::fma_rn(other[i], by_four.minus, y[i]);
-                error = ptx::add_rn(error, ptx::mul_rn(rest, rest));
-                other_error = ptx::add_rn(other_error, ptx::mul_rn(other_rest, other_rest));
+                error = ptx::fma_rn(rest, rest, error), other_error = ptx::fma_rn(other_rest, other_rest, other_error);
             }
         }
     }
@@ -164,20 +166,28 @@ GPUCAST_INLINE bool choose_quickly(
     const float larger = ptx::max(error, other_error), apart = ptx::abs(ptx::sub_rn(error, other_error));
     const Tried<F, Float>& chosen = is_four ? by_four : by_six;
     const float above = chosen.above;
-    u32 differ = 0;
+    Half best[2];
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
-        Half best, other;
-        float some[8];
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i) some[i] = x[8 * half + i];
-        other.round(some, above);
+        for (u32 i = 0; i < u32(Half::words); ++i) best[half].held[i] = is_four ? of_four[half].held[i] : of_six[half].held[i];
+        codes.word[half] = best[half].codes();
+    }
+    u32 differ = 0;
+    // Mostly the products tell alone that the codes are right.
+    if (!Half::Codes::by_ends || ((is_four ? four_ends : six_ends) & 0xffff) >= 0xfffa) {
+        if constexpr (Half::Codes::by_ends) ptx::mark_rare();
 #pragma unroll
-        for (u32 i = 0; i < u32(Half::words); ++i) {
-            best.held[i] = is_four ? of_four[half].held[i] : of_six[half].held[i];
-            differ |= best.held[i] ^ other.held[i];
+        for (u32 half = 0; half < 2; ++half) {
+            Half other;
+            float some[8];
+            u32 ends = 0;
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) some[i] = x[8 * half + i];
+            other.round(some, above, ends);
+#pragma unroll
+            for (u32 i = 0; i < u32(Half::words); ++i) differ |= best[half].held[i] ^ other.held[i];
         }
-        codes.word[half] = best.codes();
     }
     // Zeros have no error. FLOAT16s have room for quotients below 7, which are at most 6 rounded; none is NaN.
     const float most = ptx::mul_rn(amax, ptx::max(by_six.above, by_four.above));

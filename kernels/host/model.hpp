@@ -155,6 +155,9 @@ inline void cp_async(unsigned char* to, const unsigned char* from) {
     std::memcpy(to, from, 16);
 }
 inline void cp_async_wait() {}
+inline void cp_async_commit() {}
+template <unsigned Last>
+inline void cp_async_wait_before() {}
 inline float add_rn(float a, float b) { return canonical(a + b); }
 inline float sub_rn(float a, float b) { return canonical(a - b); }
 inline unsigned set_ne(float a, float b) { return a < b || a > b; }
@@ -292,9 +295,9 @@ inline void sub_rn_f32x2(float a, float b, float x, float y, float& c, float& d)
     c = sub_rn(a, x);
     d = sub_rn(b, y);
 }
-inline void mul_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
-    c = mul_rn(a, x);
-    d = mul_rn(b, y);
+inline void fma_rn_f32x2_squares(float a, float b, float& x, float& y) {
+    x = fma_rn(a, a, x);
+    y = fma_rn(b, b, y);
 }
 inline void fma_rn_f32x2(float a, float b, float x, float y, float more, float& c, float& d) {
     c = fma_rn(a, x, more);

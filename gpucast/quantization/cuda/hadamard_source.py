@@ -27,8 +27,6 @@ _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 _SMALLEST_TILE, _SHARED_BYTES = 64, 48 << 10
 #: `part_size` and `part_threads` of kernels/hadamard.cu.
 PART, PART_THREADS = 16, 256
-#: Parts of a thread in the kind "rows", one after the other.
-ROW_TURNS = 2
 
 
 #: One result, with a global scale of its own; zeros for parts that do not exist.
@@ -116,6 +114,7 @@ def hadamard_kernel(
     `layout`: the order in which scales are written.
     """
     src, block, threads, dtypes = rule.src, block_of(format), THREADS, [rule.src, _FLOAT, _DOUBLE]
+    stays = False
     name = _name(
         rule, kind, length, format, {"plain": plain, "turned": turned}, turned_length,
         {"inverse": inverse, "strided": strided, "stochastic": stochastic, "row_scaled": row_scaled}, layout,
@@ -148,17 +147,18 @@ def hadamard_kernel(
             resident = "(GPUCAST_ARCH < 1000 ? 0 : 3)"
         line = f"GPUCAST_HADAMARD_TILES({name}, {src.name}, {threads}, {resident}, {of_format}, {block})\n"
     elif kind == "rows":
-        turns = ROW_TURNS if src.bits <= 16 and not stochastic else 1
-        elements, numbers = turns * PART, f"{length}, {block}, {turns}, {THREADS}"
+        stays = src.bits <= 16 and not stochastic
+        elements, numbers = PART, f"{of_format}, {length}, {block}"
         # Two scales to choose from, random words, quotients of DOUBLEs, and sums with other lanes beside a second part
         # take more registers.
-        resident = 8 - (turns > 1 and length > PART)
+        resident = 8 - (stays and length > PART)
         if stochastic or src.bits == 64:
             resident = 4
         elif format is not None and format.rule == "4over6":
-            resident = 6 - (turns > 1 and length > 0)
-        call = f"quantize_fragments<{of_format}, {numbers}>(src, n, given)"
-        line = f"GPUCAST_HADAMARD({name}, {THREADS}, {resident}, {call})\n"
+            resident = 6 - (stays and length > 0)
+        in_turn, call = f"{src.name}, {THREADS}, {resident}, {numbers}", f"quantize_fragments<{numbers}, {THREADS}>"
+        once = f"GPUCAST_HADAMARD({name}, {THREADS}, {resident}, {call}(src, n, given))\n"
+        line = f"GPUCAST_HADAMARD_IN_TURN({name}, {in_turn})\n" if stays else once
     elif kind == "top":
         elements, threads = 1, PART_THREADS
         to = f"ToGlobalScale<{name}_format, Value<FLOAT, {both}>, {both}>{{dst}}"
@@ -169,8 +169,8 @@ def hadamard_kernel(
         of_result, flags = f"CastRule<{options(resolve(_FLOAT, rule.dst))}>", f"{boolean(inverse)}, {boolean(strided)}"
         numbers = f"{src.name}, {rule.dst.name}, {of_result}, {both}, {length}, {flags}"
         line = f"GPUCAST_HADAMARD_TRANSFORM({name}, {numbers})\n"
-    turn = PART if kind == "rows" and elements > PART else 0
-    return Kernel(name, _PARTS, tuple(dtypes), head + line, threads, array_and(HADAMARD), elements, turn=turn)
+    loop = {"turn": PART, "stays_from": 0} if kind == "rows" and stays else {}
+    return Kernel(name, _PARTS, tuple(dtypes), head + line, threads, array_and(HADAMARD), elements, **loop)
 
 
 def _name(

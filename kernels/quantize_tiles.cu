@@ -105,7 +105,7 @@ GPUCAST_INLINE void quantize_tile(
         }
     }
     GPUCAST_BARRIER();
-    work.put_out();
+    put_out<G>(work);
 }
 
 template <typename F, typename Src, typename Float, typename Double, typename G>

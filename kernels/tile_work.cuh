@@ -2,61 +2,6 @@
 // What a block of threads does with one tile of quantize_tiles.cu: scales, codes, and the way of both to a result.
 namespace gpucast {
 
-// The place of a scale where scales have an order: row and column of all matrices of rows x columns, one below the other.
-struct ScalePlace {
-    i64 row, column, rows, columns;
-};
-
-// Where a tile lies: its matrix, its first row and column there, and how many of its rows and columns the matrix has.
-template <typename G>
-struct TilePlace {
-    i64 matrix, first_row, first_column;
-    u32 rows, columns;
-
-    GPUCAST_INLINE TilePlace(u32 of_matrix, u32 down, u32 across, const TileArguments& given) {
-        matrix = of_matrix;
-        first_row = i64(down) * G::tile_rows;
-        first_column = i64(across) * G::tile_columns;
-        const i64 below = given.rows - first_row, right = given.columns - first_column;
-        rows = below < i64(G::tile_rows) ? u32(below) : u32(G::tile_rows);
-        columns = right < i64(G::tile_columns) ? u32(right) : u32(G::tile_columns);
-    }
-    // The number of its first element among all matrices.
-    GPUCAST_INLINE i64 first(const TileArguments& given) const {
-        return (matrix * given.rows + first_row) * given.columns + first_column;
-    }
-};
-
-// The tiles of a block, `step` tiles apart: divisions take long, so that there are none from one tile to the next.
-template <typename G>
-struct TileWalk {
-    u32 matrix, down, across, matrices_on, down_on, across_on, last;
-
-    // `tiles`: how many there are. With `back` the walk is from the last one to the first.
-    GPUCAST_INLINE TileWalk(u32 number, u32 step, u32 tiles, bool back, const TileArguments& given) {
-        split(number, given, matrix, down, across);
-        split(step, given, matrices_on, down_on, across_on);
-        last = back ? tiles / given.tiles_across / given.tiles_down : 0;
-    }
-    GPUCAST_INLINE void next(const TileArguments& given) {
-        across += across_on, down += down_on, matrix += matrices_on;
-        if (across >= given.tiles_across) across -= given.tiles_across, ++down;
-        if (down >= given.tiles_down) down -= given.tiles_down, ++matrix;
-    }
-    GPUCAST_INLINE TilePlace<G> place(const TileArguments& given) const {
-        if (last == 0) return {matrix, down, across, given};
-        return {last - 1 - matrix, given.tiles_down - 1 - down, given.tiles_across - 1 - across, given};
-    }
-
-private:
-    static GPUCAST_INLINE void split(u32 number, const TileArguments& given, u32& matrix, u32& down, u32& across) {
-        const u32 line = number / given.tiles_across;
-        across = number - line * given.tiles_across;
-        matrix = line / given.tiles_down;
-        down = line - matrix * given.tiles_down;
-    }
-};
-
 template <typename F, typename Src, typename Float, typename Double, typename G>
 struct TileKernel : TilePlace<G> {
     typedef Value<Src, Float, Double> V;
@@ -512,67 +457,6 @@ struct TileKernel : TilePlace<G> {
             u8* const to = swapped ? at_swapped(r, c) : at_same(r, c);
             if constexpr (code_bits == 4) *reinterpret_cast<u16*>(to) = u16(codes);
             else *reinterpret_cast<u32*>(to) = codes;
-        }
-    }
-
-    // ---- from shared memory to a result ----
-
-    // The codes of a tile from an element on, in the order of a result.
-    template <bool swapped>
-    GPUCAST_INLINE Tile<unit * DType::bits / 8> packed(u32 line, u32 first) const {
-        Tile<unit * DType::bits / 8> out = {};
-        if constexpr (u32(code_bits) == u32(DType::bits)) {
-            load_words(swapped ? at_swapped(first, line) : at_same(line, first), out.word);
-            return out;
-        }
-        u32 codes[unit / 4];
-        load_words(swapped ? at_swapped(first, line) : at_same(line, first), codes);
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) put_lanes<DType::bits, 4>(out, 4 * i, codes[i]);
-        return out;
-    }
-
-    // Writes the codes of `lines` lines of `length` elements. The first line is at element `begin` of the result, each
-    // other one `stride` elements behind the last; both are whole bytes.
-    template <bool swapped, u32 Lines, u32 Length>
-    GPUCAST_INLINE void put_out(u8* data, i64 begin, i64 stride, u32 lines, u32 length) const {
-        typedef Tile<unit * DType::bits / 8> Out;
-        const u32 count = Lines * (Length / unit), mine = threadIdx.x;
-        static_assert(count % Shape::threads == 0 && Shape::threads % (Length / unit) == 0, "each thread has a column of vectors");
-        const u32 first = mine % (Length / unit) * unit, turns = count / Shape::threads, lines_of_turn = Shape::threads / (Length / unit);
-        const u32 line = mine / (Length / unit);
-        u8* to = data + ((begin + line * stride + first) * i64(DType::bits) >> 3);
-        const i64 bytes_of_turn = lines_of_turn * stride * i64(DType::bits) >> 3;
-        if (lines == Lines && length == Length && ((address(to) | u64(bytes_of_turn)) & (Out::piece - 1)) == 0) {
-#pragma unroll
-            for (u32 i = 0; i < turns; ++i) store_aligned(to + i * bytes_of_turn, packed<swapped>(line + i * lines_of_turn, first));
-            return;
-        }
-        const u32 last = length - first < u32(unit) ? length - first : u32(unit);
-#pragma unroll 1
-        for (u32 i = 0; i < turns; ++i, to += bytes_of_turn) {
-            ptx::mark_rare();
-            if (i * lines_of_turn + line >= lines || first >= length) break;
-            const Out out = packed<swapped>(line + i * lines_of_turn, first);
-            if (last == u32(unit) && (address(to) & (Out::piece - 1)) == 0) {
-                store_aligned(to, out);
-            } else if (last == u32(unit) && (address(to) & 3) == 0) {
-#pragma unroll
-                for (u32 j = 0; j < u32(Out::words); ++j) *reinterpret_cast<u32*>(to + 4 * j) = out.word[j];
-            } else {
-                store_part(to, 0, last * DType::bits, out);
-            }
-        }
-    }
-
-    GPUCAST_INLINE void put_out() const {
-        if constexpr (Shape::same) {
-            const i64 begin = (matrix * given.rows + first_row) * given.columns + first_column;
-            put_out<false, G::tile_rows, G::tile_columns>(given.same.data, begin, given.columns, rows, columns);
-        }
-        if constexpr (Shape::swapped) {
-            const i64 begin = (matrix * given.columns + first_column) * given.rows + first_row;
-            put_out<true, G::tile_columns, G::tile_rows>(given.swapped.data, begin, given.rows, columns, rows);
         }
     }
 };

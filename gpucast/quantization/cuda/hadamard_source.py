@@ -62,7 +62,7 @@ HADAMARD = Fields(
         ("signs", "u32", LENGTHS[-1]),
     ),
 )
-_PARTS: tuple[Part, ...] = (*PARTS, HADAMARD_RESULT, HADAMARD, "two_scales.cuh", "hadamard.cu")
+_PARTS: tuple[Part, ...] = (*PARTS, HADAMARD_RESULT, HADAMARD, "two_scales.cuh", "transform.cuh", "hadamard.cu")
 
 
 class HadamardTile(NamedTuple):

@@ -46,7 +46,10 @@ TILE = Fields(
         ("tiles_across", "u32"),
     ),
 )
-_PARTS: tuple[Part, ...] = (*PARTS, "tiles.cuh", TILE_RESULT, TILE, "tile_work.cuh", "quantize_tiles.cu")
+_PARTS: tuple[Part, ...] = (
+    *(*PARTS, "tiles.cuh", TILE_RESULT, TILE),
+    *("tile_walk.cuh", "tile_work.cuh", "tile_out.cuh", "quantize_tiles.cu"),
+)
 
 
 @lru_cache(maxsize=1024)

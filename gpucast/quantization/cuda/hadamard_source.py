@@ -155,7 +155,7 @@ def hadamard_kernel(
         if stochastic or src.bits == 64:
             resident = 4
         elif format is not None and format.rule == "4over6":
-            resident = 6 - (stays and length > 0)
+            resident = 6 - (length > 0)
         in_turn, call = f"{src.name}, {THREADS}, {resident}, {numbers}", f"quantize_fragments<{numbers}, {THREADS}>"
         once = f"GPUCAST_HADAMARD({name}, {THREADS}, {resident}, {call}(src, n, given))\n"
         line = f"GPUCAST_HADAMARD_IN_TURN({name}, {in_turn})\n" if stays else once

@@ -169,8 +169,8 @@ def quantize_for(
 ) -> Quantized:
     """As `quantize`, for another function, whose name its errors have."""
     keywords = axis, "linear", False, rounding, seed, offset, scale, amax, None, None, None, None
-    q: Quantized = plans.QUANTIZE.call(partial(_quantize, caller=caller), x, format, keywords)
-    return q
+    q: Quantized | None = plans.QUANTIZE.hit(x, format, *keywords)
+    return plans.QUANTIZE.checked(partial(_quantize, caller=caller), x, format, keywords) if q is None else q
 
 
 class _QuantizeOptions(NamedTuple):
@@ -188,13 +188,13 @@ class _QuantizeOptions(NamedTuple):
     signs: Any
     device: Any
     out: Any
-    scales_of: Any
-    caller: str
+    scales_of: Any = None
+    caller: str = _CALLER
 
 
 @exact()
 def _quantize(x: Any, format: Any, *keywords: Any, scales_of: Any = None, caller: str = _CALLER) -> Any:
-    request = _QuantizeOptions(*keywords, scales_of, caller)
+    request = _QuantizeOptions(*keywords)._replace(scales_of=scales_of, caller=caller)
     outs = request.out if isinstance(request.out, (tuple, list)) else [request.out]
     owned = [q.owned for q in (*outs, request.scales_of) if isinstance(q, Quantized)]
     with streams.visit(x, request.scale, request.amax, *owned, device=request.device):
@@ -364,8 +364,8 @@ def _global_scale(request: _QuantizeOptions, format: Format, x: Any, rows: tuple
     # A row of zeros has what the formula gives, as on a device.
     if not scale.ndim and not 0 < scale < math.inf:
         raise ValueError(
-            f"{request.caller}: amax={float(numbers)!r} gives {format} the global scale {float(scale)!r}; expected one above "
-            "0 and finite"
+            f"{request.caller}: amax={float(numbers)!r} gives {format} the global scale {float(scale)!r}; expected one "
+            "above 0 and finite"
         )
     return scale, None
 

@@ -93,8 +93,9 @@ def without_forward_mode(caller: str = "") -> Any:
 
     def refuse(ctx: Any, *tangents: Any) -> Any:
         raise NotImplementedError(
-            f"{caller or ctx.caller}: forward mode (torch.func.jvp, jacfwd and hessian, dual numbers) is not supported; "
-            "expected reverse mode: torch.func.vjp, grad or jacrev, or backward()"
+            f"{caller or ctx.caller}: "
+            "forward mode (torch.func.jvp, jacfwd and hessian, dual numbers) is not supported; expected "
+            "reverse mode: torch.func.vjp, grad or jacrev, or backward()"
         )
 
     return staticmethod(refuse)

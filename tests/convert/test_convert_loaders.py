@@ -80,7 +80,7 @@ def test_last_layers_of_other_names_are_ignored_too(kind: str, head: str, style:
 def test_layers_that_vllm_builds_without_quantization(style: str) -> None:
     # models/qwen2_moe.py, llama4.py, deepseek_v2.py, deepseek_mtp.py: given float8, they would not ask for its scales.
     kept = ["mlp.gate", "mlp.shared_expert_gate", "feed_forward.router", "eh_proj", "shared_head.head"]
-    kept += ["self_attn.indexer.weights_proj"]
+    kept += ["self_attn.indexer.weights_proj", "mlp.gate.wg", "mlp.router_mlp.fc1", "transformer.query_feat"]
     names = [f"model.layers.1.{name}" for name in kept]
     quantized = "model.layers.1.mlp.gate_proj"
     found, ignored = written(style, {f"{name}.weight": numbers(128, 128) for name in [*names, quantized]})

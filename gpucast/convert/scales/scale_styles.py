@@ -56,11 +56,20 @@ _FLOAT, _UINT8, _INT32, _INT64 = dtype("FLOAT"), dtype("UINT8"), dtype("INT32"),
 #: Weights that loaders of these styles expect unquantized; they are quantized only if chosen by name. Embeddings, of
 #: positions, too (GPT-2, T5), the last layer, routers of mixtures of experts, and the projections into layers that
 #: predict further tokens. Sources: README_WEIGHTS.md of DeepSeek-V3; `ignore` in llm-compressor's recipes; layers
-#: without quant_config in vLLM's models/qwen2_moe.py, deepseek_v2.py and deepseek_mtp.py.
+#: without quant_config in vLLM's models/qwen2_moe.py, deepseek_v2.py and deepseek_mtp.py. The last row: what else
+#: transformers holds in an nn.Embedding, of which its quantizers know nothing (DETR's queries, CTRL's `w`).
 _KEPT = (
     *("*embed*", "shared.weight", "*.shared.weight", "lm_head.*", "*.lm_head.*", "*.shared_head.head.*"),
     *("*wte.weight", "*wpe.weight", "*_emb.weight", "*_token.weight", "*_tokens.weight", "*attention_bias.weight"),
-    *("*.gate.weight", "*.shared_expert_gate.*", "*.router.*", "*.eh_proj.*", "*.weights_proj.*"),
+    *("*.gate.weight", "*.gate.wg.weight", "*.shared_expert_gate.*", "*router*", "*.eh_proj.*", "*.weights_proj.*"),
+    *(
+        "query.weight",
+        "*.query_feat.weight",
+        "*queries_features.weight",
+        "*reference_points.weight",
+        "*.patterns.weight",
+    ),
+    *("*_resolution.weight", "*codebook.weight", "*.bias_values.weight", "*.prompt_ctx.weight", "transformer.w.weight"),
 )
 #: Quantized although its rows are no multiple of the block: DeepSeek-V3 has 576 rows here, in five blocks, and vLLM
 #: joins them to q_a_proj, which is quantized.

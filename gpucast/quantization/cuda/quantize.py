@@ -218,7 +218,9 @@ def swizzle(
     assert device is not None
     with driver.driver().on(device):
         scales = memory.dense(scales, Workspace("swizzle", device), "scales")
-        out = cuda.new(shape if back else (size,), kind) if out is None else out
+        if out is None:
+            cuda.check_allocation("swizzle")
+            out = cuda.new(shape if back else (size,), kind)
         if size:
             rows, columns = math.prod(shape[:-1]), shape[-1]
             blocks = BlockGrid((1, rows, columns), (1, 1, 1), (1, rows, columns))

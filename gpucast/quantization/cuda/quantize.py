@@ -70,7 +70,9 @@ def quantize(call: BlockCall) -> list[Parts]:
         if format.global_scale:
             if given is None:
                 global_scale = wanted[0].global_scale
-                searched = call.x if amax is None else memory.dense(amax, workspace, "amax").reshape(-1)
+                # In as many dimensions as the blocks of the format have.
+                ones = (1,) * (format.min_ndim - 1)
+                searched = call.x if amax is None else memory.dense(amax, workspace, "amax").reshape(*ones, -1)
                 find_global_scale(call, searched, global_scale, device)
             else:
                 global_scale = memory.given(given, device, wanted[0].global_scale, workspace)

@@ -292,8 +292,10 @@ def _transform_plan(kind: Any, *call: Any) -> _TransformPlan:
 def transformed(x: Any, length: Any, keywords: tuple[Any, ...], y: Any) -> Any:
     """The plan of a transform along the last axis to FLOAT, if there may be one."""
     axis, signs, seed, inverse, to, _ = keywords
-    known, kind, size = signs_of(signs, seed), type(x), math.prod(np.shape(x))
-    if kind not in HOST_KINDS or type(y) is not kind or known is None or not size:
+    known, kind = signs_of(signs, seed), type(x)
+    # Of another class NumPy's functions may be its own ones.
+    size = math.prod(x.shape) if kind in HOST_KINDS else 0
+    if type(y) is not kind or known is None or not size:
         return None
     make = make_of(y)
     if axis % x.ndim != x.ndim - 1 or dtype(to) is not _FLOAT or make is None:

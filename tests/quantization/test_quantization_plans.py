@@ -224,3 +224,16 @@ def in_little_stack(function: Callable[[], int]) -> list[int]:
     finally:
         threading.stack_size(before)
     return said
+
+
+class _Strict(np.ndarray):
+    """Takes no function of NumPy."""
+
+    def __array_function__(self, *call: Any) -> Any:
+        raise TypeError("no implementation found")
+
+
+def test_arrays_of_other_classes_are_asked_by_no_function_of_numpy() -> None:
+    x = np.ones((2, 32), np.float32).view(_Strict)
+    for call in (lambda: gpucast.hadamard(x, 16), lambda: gpucast.quantize(x, "nvfp4").data.get()):
+        assert call().shape == (2, 32)

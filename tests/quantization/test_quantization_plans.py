@@ -235,5 +235,4 @@ class _Strict(np.ndarray):
 
 def test_arrays_of_other_classes_are_asked_by_no_function_of_numpy() -> None:
     x = np.ones((2, 32), np.float32).view(_Strict)
-    for call in (lambda: gpucast.hadamard(x, 16), lambda: gpucast.quantize(x, "nvfp4").data.get()):
-        assert call().shape == (2, 32)
+    assert gpucast.hadamard(x, 16).shape == gpucast.quantize(x, "nvfp4").shape == (2, 32)

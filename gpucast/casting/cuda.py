@@ -363,7 +363,8 @@ class CudaEngine(Engine):
 
         code = kind.code_numpy
         nbytes = math.prod(shape) * code.itemsize
-        if strides is not None:
+        # An array without elements reaches nowhere, whatever its strides are.
+        if strides is not None and nbytes:
             nbytes = code.itemsize + sum(step * (n - 1) for step, n in zip(strides, shape, strict=True) if step > 0)
         memory = cupy.cuda.UnownedMemory(address, nbytes, owner, self.device)
         return cupy.ndarray(shape, code, cupy.cuda.MemoryPointer(memory, 0), strides).view(kind.numpy)

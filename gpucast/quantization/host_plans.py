@@ -95,7 +95,7 @@ class _QuantizePlan:
         if choice is None:
             return None
         random, own_signs = choice
-        known = self.results.get((x.shape, own_signs))
+        known = self.results.get((shape_of(x), own_signs))
         if known is None:
             return None
         given, top = _number(scale), _number(amax)
@@ -169,6 +169,14 @@ class _QuantizePlan:
             dtype=self.src, axis=one.axis, scale_layout=one.layout, library=self.library,
         )  # fmt: skip
         return q
+
+
+def shape_of(x: Any) -> Any:
+    """The shape of x; None for what has none, such as a nested tensor, which the checked path refuses."""
+    try:
+        return x.shape
+    except RuntimeError:
+        return None
 
 
 def _number(given: Any) -> float | None:
@@ -274,7 +282,7 @@ class _TransformPlan:
         self.plan = plans.make("", self.run)
 
     def run(self, x: Any, signs: Any, seed: Any, out: Any) -> Any:
-        known = self.hows.get((x.shape, signs_of(signs, seed)))
+        known = self.hows.get((shape_of(x), signs_of(signs, seed)))
         if known is None or not (out is None or type(out) is self.kind):
             return None
         how, make, kind = known

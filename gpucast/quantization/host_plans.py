@@ -95,7 +95,11 @@ class _QuantizePlan:
         if choice is None:
             return None
         random, own_signs = choice
-        known = self.results.get((shape_of(x), own_signs))
+        try:
+            known = self.results.get((x.shape, own_signs))
+        except RuntimeError:
+            # A nested tensor has no shape; the checked path refuses it by name.
+            return None
         if known is None:
             return None
         given, top = _number(scale), _number(amax)
@@ -169,14 +173,6 @@ class _QuantizePlan:
             dtype=self.src, axis=one.axis, scale_layout=one.layout, library=self.library,
         )  # fmt: skip
         return q
-
-
-def shape_of(x: Any) -> Any:
-    """The shape of x; None for what has none, such as a nested tensor, which the checked path refuses."""
-    try:
-        return x.shape
-    except RuntimeError:
-        return None
 
 
 def _number(given: Any) -> float | None:
@@ -282,7 +278,11 @@ class _TransformPlan:
         self.plan = plans.make("", self.run)
 
     def run(self, x: Any, signs: Any, seed: Any, out: Any) -> Any:
-        known = self.hows.get((shape_of(x), signs_of(signs, seed)))
+        try:
+            known = self.hows.get((x.shape, signs_of(signs, seed)))
+        except RuntimeError:
+            # As above.
+            return None
         if known is None or not (out is None or type(out) is self.kind):
             return None
         how, make, kind = known

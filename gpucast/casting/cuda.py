@@ -164,7 +164,9 @@ def _index(x: Any) -> int:
 # ---- memory that calls keep ----
 
 #: Bytes of a cell: of a sector of its own, so that no other memory is in the way of its atomic operations.
-_CELL = 32
+_CELL_BYTES = 32
+#: The key of a cell among the memory of a call.
+_CELL = "cell"
 #: The cells of calls whose memory is not kept, by device, stream and thread: work of one stream never overlaps, and
 #: CUDA's stream of each thread has one number in all of them. CuPy's pool of memory has the same rule.
 _CELLS: dict[tuple[int, int, int], Any] = {}
@@ -202,7 +204,7 @@ class Workspace:
 
     def kept(self, key: Any) -> Any:
         """The array of a key of `items`; None where there is none."""
-        return self._cell if key is _CELL else self._arrays.get(key)
+        return self._cell if key == _CELL else self._arrays.get(key)
 
     def cell(self) -> Any:
         """Some bytes for kernels that find zeros there and leave zeros. RuntimeError as for `array`."""
@@ -214,7 +216,7 @@ class Workspace:
                 self._cell = None if own else _CELLS.get(key)
                 if self._cell is None:
                     self.check_capture()
-                    self._cell = driver.driver().to_device(np.zeros(_CELL, np.uint8))
+                    self._cell = driver.driver().to_device(np.zeros(_CELL_BYTES, np.uint8))
                     if not own:
                         _CELLS[key] = self._cell
                 recording = THREAD.recording
@@ -311,8 +313,11 @@ def _strided(array: Any, from_packed: bool, rule: CastRule) -> Callable[..., Any
             out = new(x.shape, kind) if to_packed else new_strided(x.shape, x.strides, kind)
             dst = out.data if to_packed else out
         else:
-            dst = out.data if type(out) is PackedArray and to_packed else out
-            if type(dst) is not array or (flat and dst._c_contiguous) or out.dtype != (kind if to_packed else tag):
+            # To NumPy its own dtype equals the row, and codes of a byte each are no place for packed ones.
+            if to_packed and not (type(out) is PackedArray and out.dtype is kind):
+                return None
+            dst = out.data if to_packed else out
+            if type(dst) is not array or (flat and dst._c_contiguous) or (not to_packed and out.dtype != tag):
                 return None
             if out.shape != x.shape or dst.data.device_id != device or not are_disjoint(src, dst):
                 return None
@@ -360,7 +365,8 @@ class CudaEngine(Engine):
 
         code = kind.code_numpy
         nbytes = math.prod(shape) * code.itemsize
-        if strides is not None:
+        # An array without elements reaches nowhere, whatever its strides are.
+        if strides is not None and nbytes:
             nbytes = code.itemsize + sum(step * (n - 1) for step, n in zip(strides, shape, strict=True) if step > 0)
         memory = cupy.cuda.UnownedMemory(address, nbytes, owner, self.device)
         return cupy.ndarray(shape, code, cupy.cuda.MemoryPointer(memory, 0), strides).view(kind.numpy)

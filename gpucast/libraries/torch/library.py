@@ -77,6 +77,9 @@ class TorchLibrary(Library):
         records, caller, numbers = torch.is_grad_enabled(), options.caller, x.detach()
         if records and options.out is not None:
             tensors.check_into(x, caller)
+        if records and options.amax is not None:
+            # It would be written first.
+            tensors.check_gradient(x, destination(to, options), caller)
         y = cast(numbers, to, options)
         if y is numbers:
             return x
@@ -178,6 +181,7 @@ class TorchLibrary(Library):
 
     def empty_like(self, x: torch.Tensor, dst: DType, caller: str) -> tuple[Any, Any]:
         shape = tensors.shape_of(x)
+        tensors.check_gradient(x, dst, caller)
         tensors.check_pairs(shape, dst, caller)
         y = tensors.new(x, dst.name, caller=caller)
         array = tensors.take(y, caller, writing=True)
@@ -196,9 +200,8 @@ def _target_device(x: torch.Tensor, device: Any, caller: str) -> torch.device:
 
 def _cast_into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, caller: str) -> Any:
     tensors.check_out(x, dst, out, caller)
-    # An operator has no word for its caller.
     if isinstance(out, torch.Tensor) and not tensors.is_plain(x):
-        cast_out_op(x, out, dst.name, *attributes)
+        cast_out_op(x, out, caller, dst.name, *attributes)
     else:
         tensors.fill(x, out, dst, named(attributes), False, caller=caller)
     return out

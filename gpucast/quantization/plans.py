@@ -196,7 +196,7 @@ def _quantized_on_device(
         if numbers:
             key = (key, *numbers)
         keeper = out[0] if type(out) is tuple and out else out
-        return Asked(read, out, key, random, (), None, keeper, "quantize")
+        return Asked(read, out, key, random, (), None, keeper, "quantize", found[1], (scale, amax))
 
     return ask
 
@@ -208,7 +208,7 @@ def _dequantized_on_device(to: Any, hadamard: Any) -> Ask | None:
             return None
         read: list[Any] = []
         form = flat(q, read)
-        return Asked(read, out, (*key, q.format.name, q.axis), None, (), form, q, "dequantize")
+        return Asked(read, out, (*key, q.format.name, q.axis), None, (), form, q, "dequantize", key)
 
     return ask
 

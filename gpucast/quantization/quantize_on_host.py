@@ -8,7 +8,6 @@ it may differ from that of DOUBLE (``kernels/host/codes.hpp``).
 
 from __future__ import annotations
 
-import ctypes
 import math
 from functools import partial
 from typing import Any
@@ -272,10 +271,9 @@ def _four_over_six(
     codes, other = (_codes(source, grid, format, d, zero, lost, is_quick, None) for d in tried)
     of_blocks = np.zeros(grid.counts, block_loops.CHOICE)
     of_blocks["six"], of_blocks["four"] = _cast(six, _FLOAT), _cast(four, _FLOAT)
-    numbers = (ctypes.c_float * 16)(*(float(format.element.value(code)) for code in range(16)))
     with np.errstate(all="ignore"):
         of_blocks["factor"] = np.float32(1) / np.float32(g)
-    how = block_loops.Choice(source.ctypes.data, other.ctypes.data, numbers)
+    how = block_loops.Choice(source.ctypes.data, other.ctypes.data, block_loops.numbers_of(format.element))
     block_loops.each_run(block_loops.find(f"choose_{_name(source)}"), source, codes, grid, of_blocks, how)
     takes_four = of_blocks["takes_four"] != 0
     return np.where(takes_four, four, six), np.where(takes_four, tried[1], tried[0]), codes
@@ -418,8 +416,8 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> ND
 def quantizing(format: Format, src: DType, shape: tuple[int, ...], axis: int) -> bytes | None:
     """The module's work for `quantize` of finite arrays of that shape, to nearest (``kernels/host/quantize.hpp``);
     None for calls that only the functions above serve."""
-    grid, known = BlockGrid.of(format, shape, axis), format.steps is None and format.rule != "4over6"
-    if not known or src is _DOUBLE or not _has_loops(grid) or not math.prod(shape):
+    grid = BlockGrid.of(format, shape, axis)
+    if format.steps is not None or src is _DOUBLE or not _has_loops(grid) or not math.prod(shape):
         return None
     run, element, scale = _loop_of(src, format), format.element, format.scale
     if run is None:
@@ -427,7 +425,7 @@ def quantizing(format: Format, src: DType, shape: tuple[int, ...], axis: int) ->
     attributes = {"round_mode": "down" if format.rounds_down else "up"} if scale is _E8M0 else {}
     if format.has_float_scales:
         attributes = {"overflow": "saturate"}
-    is_int = element.family == "int"
+    is_int, chooses = element.family == "int", format.rule == "4over6"
     find, cast = block_loops.find, _loop
     how = block_loops.Quantizing(
         *map(block_loops.Triple3.of, (grid.shape, grid.lengths, grid.counts)),
@@ -442,6 +440,7 @@ def quantizing(format: Format, src: DType, shape: tuple[int, ...], axis: int) ->
         format.divisor, format.top_scale, float(element.max) - float(element.min), format.negative_weight,
         float(element.min), float(element.max), _integers(format),
         0 if is_int else find(f"divide_{src.name}"), 0 if is_int else cast(_DOUBLE, element, rounding=STOCHASTIC),
+        find(f"choose_{src.name}") if chooses else 0, block_loops.numbers_of(element if chooses else None),
     )  # fmt: skip
     return bytes(how)
 

@@ -131,6 +131,17 @@ class Quantizing(ctypes.Structure):
     )  # fmt: skip
 
 
+class OrderOfScales(ctypes.Structure):
+    """`ScaleOrder` of ``kernels/host/orders.hpp``."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("bytes", "rows", "row_bytes")),
+        ("lengths", Triple3),
+        ("strides", Triple3),
+        ("next", ctypes.c_uint64),
+    )
+
+
 class Grouping(ctypes.Structure):
     """`Grouping` of ``kernels/host/groups.hpp``, up to the works of casts."""
 
@@ -142,6 +153,7 @@ class Grouping(ctypes.Structure):
             )
         ),
         ("quantizing", Quantizing),
+        ("order", OrderOfScales),
     )  # fmt: skip
 
 
@@ -168,17 +180,6 @@ class Turning(ctypes.Structure):
     """`Turning` of ``kernels/host/orders.hpp``."""
 
     _fields_ = tuple((name, ctypes.c_uint64) for name in ("matrices", "rows", "columns"))
-
-
-class OrderOfScales(ctypes.Structure):
-    """`ScaleOrder` of ``kernels/host/orders.hpp``."""
-
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("bytes", "rows", "row_bytes")),
-        ("lengths", Triple3),
-        ("strides", Triple3),
-        ("next", ctypes.c_uint64),
-    )
 
 
 class Producing(ctypes.Structure):

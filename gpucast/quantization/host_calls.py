@@ -39,7 +39,7 @@ def producing(
             block_loops.Quantizing.from_buffer_copy(how),
             block_loops.Turning(*matrices),
             _transforming(hadamard, src, math.prod(shape), False),
-            _order(format, shape, axis, layout),
+            order_of(layout, format.scales_shape(shape, axis), format.scale.code_numpy.itemsize),
         )
     )
 
@@ -63,7 +63,7 @@ def restoring(
     work = block_loops.Restoring(
         block_loops.Dequantizing.from_buffer_copy(how),
         _transforming(hadamard, _FLOAT, math.prod(shape), True),
-        _order(format, shape, axis, layout),
+        order_of(layout, format.scales_shape(shape, axis), format.scale.code_numpy.itemsize),
         dst.code_numpy.itemsize,
         casts,
     )
@@ -76,11 +76,11 @@ def _transforming(hadamard: Hadamard | None, src: DType, size: int, inverse: boo
     return block_loops.Transforming.from_buffer_copy(hadamard_on_host.transforming(hadamard, src, size, inverse))
 
 
-def _order(format: Format, shape: tuple[int, ...], axis: int, layout: ScaleLayout) -> block_loops.OrderOfScales:
-    """How the scales of a result lie in a layout."""
+def order_of(layout: ScaleLayout, scales: tuple[int, ...], itemsize: int) -> block_loops.OrderOfScales:
+    """How scales of this shape lie in a layout."""
     if layout == "linear":
         return block_loops.OrderOfScales()
-    row, scales, itemsize = order(layout), format.scales_shape(shape, axis), format.scale.code_numpy.itemsize
+    row = order(layout)
     rows, columns = math.prod(scales[:-1]), scales[-1]
     whole = row.padded(rows, columns, itemsize)
     split = row.tiles(whole[0], whole[1] * itemsize // WORD)

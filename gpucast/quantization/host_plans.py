@@ -112,7 +112,8 @@ class _QuantizePlan:
 
     def __init__(self, src: DType, library: str | None, kind: type, rounding: Any, hadamard: Any) -> None:
         self.src, self.library, self.is_tensor = src, library, kind is not np.ndarray
-        self.asked, self.rounding, self.choose = HOST_KINDS[kind].library, rounding, choices(hadamard)
+        self.asked, self.asked_of_new = HOST_KINDS[kind].library, HOST_KINDS[kind].library_of_new
+        self.rounding, self.choose = rounding, choices(hadamard)
         #: One result, or a plain and a transposed one.
         self.results: dict[Any, tuple[_Result, ...]] = {}
         self.entries = _Entries()
@@ -126,7 +127,7 @@ class _QuantizePlan:
         known = self.results.get((x.shape, own_signs))
         if known is None:
             return None
-        given, top = _number(scale), _number(amax)
+        given, top = number_of(scale), number_of(amax)
         if given is None and scale is not None and len(known) == 1 and np.shape(scale) == known[0].scales:
             # An array that has one for each block.
             given = scale
@@ -146,9 +147,8 @@ class _QuantizePlan:
                 # The plain and the transposed result have the same global scale.
                 given = float(results[0][3])
             codes = parts[0].data if isinstance(parts[0], PackedArray) else parts[0]
-            if not MODULE.quantize(
-                one.how, self.asked, x, codes, *parts[1:], given, top, *(random or (None, 0))
-            ):  # fmt: skip
+            asked = self.asked_of_new if target is None else self.asked
+            if not MODULE.quantize(one.how, asked, x, codes, *parts[1:], given, top, *(random or (None, 0))):
                 return None
             results.append(parts)
         if outs is not None:
@@ -181,7 +181,7 @@ class _QuantizePlan:
         return q
 
 
-def _number(given: Any) -> float | None:
+def number_of(given: Any) -> float | None:
     """A number that the module takes for a FLOAT; None for any other object."""
     if type(given) is float:
         return given
@@ -274,7 +274,8 @@ class _TransformPlan:
     """What calls keep that differ in the shapes of their arrays, and in their signs, alone."""
 
     def __init__(self, kind: Any) -> None:
-        self.kind, self.asked = kind, HOST_KINDS[kind].library
+        self.kind = kind
+        self.asked, self.asked_of_new = HOST_KINDS[kind].library, HOST_KINDS[kind].library_of_new
         #: With how a result is made, and its dtype.
         self.hows: dict[Any, tuple[bytes, Made, Any]] = {}
         self.plan = plans.make("", self.run)
@@ -284,8 +285,8 @@ class _TransformPlan:
         if known is None or not (out is None or type(out) is self.kind):
             return None
         how, make, kind = known
-        y = MODULE.new_part(make) if out is None else out
-        if y.shape != x.shape or y.dtype != kind or not MODULE.transform(how, self.asked, x, y):
+        y, asked = (MODULE.new_part(make), self.asked_of_new) if out is None else (out, self.asked)
+        if y.shape != x.shape or y.dtype != kind or not MODULE.transform(how, asked, x, y):
             return None
         return y
 

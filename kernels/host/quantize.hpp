@@ -215,7 +215,7 @@ inline PyObject* transform(PyObject*, PyObject* const* arguments, Py_ssize_t cou
         return truth_of(0);
     }
     // The library is told of the result with Python's lock.
-    return !transform_all(how, x.data, out.data) ? nullptr : truth_of(tell_of(by.library, arguments[3]) ? 1 : -1);
+    return !transform_all(how, x.data, out.data) ? nullptr : truth_of(tell_of_all(1, by.library, arguments + 3, 1));
 }
 
 // The numbers of parts as `quantize_parts` has them, into a flat array of the host; the same, back.

@@ -357,7 +357,7 @@ inline PyObject* dequantize_by(const ResultEntry& entry, PyObject* q, References
     PyObject* memory = entry.memory(parts);
     PyObject* const from[] = {memory, parts->each[1], parts->each[2], parts->each[3]};
     int done = memory ? dequantize_parts(by.how, by.library, from, out) : 0;
-    if (done > 0 && !is_new && !tell_of(by.library, out)) done = -1;
+    if (!is_new) done = tell_of_all(done, by.library, &out, 1);
     if (done <= 0) Py_DECREF(out);
     return ended(done, out);
 }

@@ -230,6 +230,8 @@ class CudaPlan:
     def __init__(self, ask: Ask, kind: Literal["quantized", "dequantized", ""]) -> None:
         #: By the shape of the first array those for the module, of calls that choose nothing else; the latest first.
         self.entries: dict[Any, list[tuple[Any, ...]]] = {}
+        #: The same by what was asked.
+        self.own: dict[Any, dict[Any, tuple[Any, ...]]] = {}
         self.ask, self.kind = ask, kind
         self.plan = plans.make(kind, self.run, kernels=self.entries if kind else None)
         self.known: dict[tuple[Any, ...], _Known] = {}
@@ -249,13 +251,19 @@ class CudaPlan:
             return None
         if len(self.known) >= _MOST:
             self.known.clear()
+            self.own.clear()
             self.entries.clear()
         self.known[asked.plan_key] = known
         is_quantized = self.kind == "quantized"
         entry = _entry(asked, known, result, result if is_quantized else arguments[0]) if self.kind else None
         if entry is not None:
             shape = asked.read[0].shape if is_quantized else arguments[0].data.shape
-            self.entries[shape] = [entry, *self.entries.get(shape, [])[: _MOST_ENTRIES - 1]]
+            own = self.own.setdefault(shape, {})
+            own.pop(asked.plan_key, None)
+            if len(own) == _MOST_ENTRIES:
+                del own[next(iter(own))]
+            own[asked.plan_key] = entry
+            self.entries[shape] = [*reversed(own.values())]
         return self.plan
 
 

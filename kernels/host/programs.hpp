@@ -29,7 +29,13 @@ struct GivenArray {
     PyObject *shape, *dtype;
     u64 bytes, alike;
     Py_ssize_t dimensions, length, size;
+    // A weak reference to the latest one, where it was asked of itself, and its address; null for none.
+    PyObject* latest;
+    u64 address;
 };
+
+// Programs of so many arrays remember the latest ones: to ask each takes longer than all else.
+enum : int { remembered_from = 16 };
 
 struct Program {
     PyObject_HEAD
@@ -52,6 +58,7 @@ static void forget_program(PyObject* self) {
         Py_XDECREF(reinterpret_cast<PyObject*>(program->arrays[i].kind));
         Py_XDECREF(program->arrays[i].shape);
         Py_XDECREF(program->arrays[i].dtype);
+        Py_XDECREF(program->arrays[i].latest);
     }
     for (int i = 0; i < program->launches; ++i) {
         Py_XDECREF(program->launch[i].launch);
@@ -133,7 +140,7 @@ inline PyObject* new_program(PyObject*, PyObject* arguments) {
         PyObject* array = PyTuple_GetItem(given, i);
         is_done = is_tuple(array, "an array") && PyArg_ParseTuple(array, "O!OOKK", &PyType_Type, &kind, &shape, &dtype, &bytes, &own) != 0;
         if (!is_done) break;
-        program->arrays[i] = {reinterpret_cast<PyTypeObject*>(Py_NewRef(kind)), Py_NewRef(shape), Py_NewRef(dtype), bytes, own, -1, -1, -1};
+        program->arrays[i] = {reinterpret_cast<PyTypeObject*>(Py_NewRef(kind)), Py_NewRef(shape), Py_NewRef(dtype), bytes, own, -1, -1, -1, nullptr, 0};
         tell_shape(&program->arrays[i]);
         ++program->given;
     }
@@ -217,6 +224,19 @@ inline bool launch_again(const RecordedLaunch& one, u8* bytes, void** stream, bo
     return launch_bytes(kernel, *stream, one.blocks, bytes);
 }
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+// Whether a program's latest array is this one. (The function that gives a new reference is of Python 3.13.)
+inline bool is_latest(const GivenArray& known, PyObject* x) { return known.latest && PyWeakref_GetObject(known.latest) == x; }
+#pragma GCC diagnostic pop
+
+inline void remember(GivenArray* known, PyObject* x, u64 address) {
+    PyObject* const before = known->latest;
+    known->latest = PyWeakref_NewRef(x, nullptr), known->address = address;
+    PyErr_Clear();
+    Py_XDECREF(before);
+}
+
 // Memory that is given back.
 struct Room {
     explicit Room(u64 bytes) : all(bytes <= sizeof few ? few : static_cast<u8*>(PyMem_Malloc(bytes))) {}
@@ -241,7 +261,18 @@ struct Repeat {
     bool has_room() const { return room_.all != nullptr; }
 
     // Whether a given array lies as that of the recorded call did.
-    bool take(int i, PyObject* x) const { return find_address(program->arrays[i], x, program->device, addresses() + i); }
+    bool take(int i, PyObject* x) const {
+        GivenArray* const known = &program->arrays[i];
+        u64* const address = addresses() + i;
+        if (is_latest(*known, x)) {
+            // Of an array of CuPy the shape alone can change.
+            *address = known->address;
+            return has_shape(*known, x);
+        }
+        if (!find_address(*known, x, program->device, address)) return false;
+        if (program->given >= remembered_from && !PyLong_CheckExact(x)) remember(known, x, *address);
+        return true;
+    }
     bool take_other(int i, u64 address) const {
         addresses()[program->given + i] = address;
         return address % alike_addresses == program->alike[i];

@@ -150,8 +150,9 @@ struct ResultEntry {
         }
         return true;
     }
-    // Whether the scale, or the magnitude, of a call is that of a program: a number, or an array.
+    // Whether the scale, or the magnitude, of a call is that of a program: a number, or an array. Those of the host take all.
     bool is_for_number(PyObject* given, Py_ssize_t i) const {
+        if (!is_on_device()) return true;
         PyObject* const known = PyTuple_GetItem(at(entry_numbers_of), i);
         if (PyType_Check(known)) return reinterpret_cast<PyObject*>(Py_TYPE(given)) == known;
         return is_none(known) ? is_none(given) : Py_TYPE(given) == Py_TYPE(known) && is_equal(given, known);
@@ -271,7 +272,6 @@ inline int repeat_by(const ResultEntry& entry, PyObject* const* given, int count
 }
 
 inline PyObject* quantize_on_device(const ResultEntry& entry, PyObject* x, PyObject* scale, PyObject* amax, PyObject* out) {
-    if (!entry.is_for_number(scale, 0) || !entry.is_for_number(amax, 1)) return nothing();
     const auto array = [&](PyObject* one) { return reinterpret_cast<PyObject*>(Py_TYPE(one)) == reinterpret_cast<PyObject*>(Py_TYPE(x)) ? one : nullptr; };
     References parts;
     if (!is_none(out) && !entry.take_parts(out, &parts)) return nothing();
@@ -334,7 +334,8 @@ inline PyObject* run_quantized(Plan* plan, PyObject* const* arguments) {
     PyObject *const out = arguments[quantize_out], *const scale = arguments[quantize_scale], *const amax = arguments[quantize_amax];
     PyObject* entry = find_entry(plan, arguments[quantize_x], false, [&](PyObject* one) {
         const ResultEntry own{one};
-        return own.is_for(out) && own.has_signs(arguments[quantize_signs], arguments[quantize_seed]);
+        return own.is_for(out) && own.has_signs(arguments[quantize_signs], arguments[quantize_seed]) && own.is_for_number(scale, 0) &&
+               own.is_for_number(amax, 1);
     });
     if (!entry) return nothing();
     PyObject* result = quantize_by({entry}, arguments[quantize_x], scale, amax, out);

@@ -2,6 +2,8 @@
 // What is done to arrays of the host around their blocks: axes are swapped, numbers transformed, and scales brought to the orders
 // of gpucast/quantization/scale_orders.py.
 #pragma once
+#include "arrays.hpp"
+#include "memory.hpp"
 #include "moves.hpp"
 #include "quantizing.hpp"
 
@@ -42,11 +44,19 @@ struct Turning {
     u64 matrices, rows, columns;
 };
 
-inline void turn(const Turning& how, const u8* from, u8* to, u64 itemsize) {
-    const u64 bytes = how.rows * how.columns * itemsize;
-    for (u64 i = 0; i < how.matrices; ++i) {
-        transpose(from + i * bytes, npy_intp(how.columns * itemsize), to + i * bytes, npy_intp(how.rows), npy_intp(how.columns), u32(itemsize));
+// False after an exception.
+inline bool turn(const Turning& how, const u8* from, u8* to, u64 itemsize) {
+    const u64 size = how.rows * how.columns, stride = how.columns * itemsize;
+    Unlocked unlocked(how.matrices * size);
+    for (u64 i = 0; i < how.matrices; ++i, from += size * itemsize, to += size * itemsize) {
+        // By the rows of the result.
+        const int done = in_parts_of_blocks(how.columns, how.rows, &unlocked, [&](u64 begin, u64 end) {
+            transpose(from + begin * itemsize, npy_intp(stride), to + begin * how.rows * itemsize, npy_intp(how.rows), npy_intp(end - begin), u32(itemsize));
+            return true;
+        });
+        if (done < 0) return false;
     }
+    return true;
 }
 
 // A Hadamard transform of all runs of adjacent numbers; of size 0 none.
@@ -61,12 +71,40 @@ struct Transforming {
 
 // To FLOATs. False after an exception.
 inline bool transform_all(const Transforming& how, u8* x, u8* floats) {
-    const Exactly exactly;
-    const struct {
-        u64 shape[3], lengths[3], grid[3];
-    } blocks = {{1, 1, how.size}, {1, 1, how.length}, {1, 1, how.size / how.length}};
     Unlocked unlocked(how.size);
-    return each_run(run_of(blocks, how.run, x, how.src_bytes, floats, 4, floats, 4, how.negative), &unlocked);
+    return in_parts_of_blocks(how.size / how.length, how.length, &unlocked, [&](u64 begin, u64 end) {
+        const Exactly exactly;
+        const u64 first = begin * how.length, n = (end - begin) * how.length;
+        reinterpret_cast<RunLoop*>(how.run)(x + first * how.src_bytes, floats + first * 4, n, 0, how.length, nullptr, const_cast<u32*>(how.negative));
+        return true;
+    }) >= 0;
 }
+
+// Memory of a call, which goes when this does, both with Python's lock: much of it comes from where that of large new arrays
+// does. Null where it is short.
+struct Scratch {
+    explicit Scratch(u64 bytes) {
+        if (bytes < array_bytes) {
+            data = static_cast<u8*>(malloc(bytes ? bytes : 1));
+            return;
+        }
+        const LargeMemory own(bytes);
+        npy_intp length = npy_intp(bytes);
+        array_ = PyArray_New(&PyArray_Type, 1, &length, NPY_UINT8, nullptr, nullptr, 0, 0, nullptr);
+        if (array_) data = static_cast<u8*>(PyArray_DATA(array_of(array_)));
+        else PyErr_Clear();
+    }
+    ~Scratch() {
+        if (!array_) free(data);
+        Py_XDECREF(array_);
+    }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    u8* data = nullptr;
+
+   private:
+    enum : u64 { array_bytes = 1 << 20 };
+    PyObject* array_ = nullptr;
+};
 
 }  // namespace gpucast

@@ -165,13 +165,13 @@ inline int quantize_parts(const Producing& whole, const TensorLibrary* library, 
                         parts[3].take(into[3], 4, how.has_global ? 4 : 0, true, library) &&
                         choose_given(whole, library, given, &read[1], &choice) && are_disjoint(parts, 4, read, 2);
     if (!is_fit) return 0;
-    const Memory turned(whole.turning.matrices ? n * src_bytes : 0), floats(whole.transform.size ? n * 4 : 0);
-    const Memory rows(whole.order.bytes ? blocks * how.scale_bytes : 0);
+    const Scratch turned(whole.turning.matrices ? n * src_bytes : 0), floats(whole.transform.size ? n * 4 : 0);
+    const Scratch rows(whole.order.bytes ? blocks * how.scale_bytes : 0);
     if (!turned.data || !floats.data || !rows.data) return 0;
     u8 *numbers = x.data, *const scales = whole.order.bytes ? rows.data : parts[1].data;
     if (whole.turning.matrices) {
-        Unlocked unlocked(n);
-        turn(whole.turning, numbers, turned.data, src_bytes), numbers = turned.data;
+        if (!turn(whole.turning, numbers, turned.data, src_bytes)) return -1;
+        numbers = turned.data;
     }
     if (whole.transform.size) {
         if (!transform_all(whole.transform, numbers, floats.data)) return -1;
@@ -231,7 +231,7 @@ inline int dequantize_parts(const Restoring& whole, const TensorLibrary* library
                         out.take(into, whole.dst_bytes, n * whole.dst_bytes, true, library) && are_disjoint(&out, 1, parts, 4);
     if (!is_fit) return 0;
     const bool transforms = whole.transform.size != 0;
-    const Memory rows(whole.order.bytes ? blocks * how.scale_bytes : 0), floats(transforms ? n * 4 : 0), back(whole.casts ? n * 4 : 0);
+    const Scratch rows(whole.order.bytes ? blocks * how.scale_bytes : 0), floats(transforms ? n * 4 : 0), back(whole.casts ? n * 4 : 0);
     if (!rows.data || !floats.data || !back.data) return PyErr_NoMemory(), -1;
     if (whole.order.bytes) take_from_order(whole.order, parts[1].data, rows.data);
     const u8* const scales = whole.order.bytes ? rows.data : parts[1].data;

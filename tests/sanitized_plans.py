@@ -236,7 +236,7 @@ def raw() -> None:
     """The module's own functions with one junk argument, and with too few or too many."""
     from gpucast.core.dtypes import dtype
     from gpucast.core.extension import MODULE
-    from gpucast.quantization import block_loops, hadamard_on_host, host_calls, quantize_on_host
+    from gpucast.quantization import block_loops, hadamard_on_host, host_calls
     from gpucast.quantization.formats import find
     from gpucast.quantization.option_checks import resolve_hadamard
 
@@ -246,7 +246,7 @@ def raw() -> None:
     back = host_calls.restoring(format, dtype("FLOAT"), (4, 64), 1)
     turn = hadamard_on_host.transforming(resolve_hadamard(32, None, 1, "hadamard"), dtype("FLOAT"), 256)
     y, ends = np.zeros((4, 64), np.float32), np.array([1, 4], np.int32)
-    row = block_loops.Quantizing.from_buffer_copy(quantize_on_host.quantizing(format, dtype("FLOAT"), (1, 64), 1))
+    row = block_loops.Quantizing.from_buffer_copy(host_calls.quantizing(format, dtype("FLOAT"), (1, 64), 1))
     groups = bytes(block_loops.Grouping(4, 64, 4, 2, 1, 4, 4, 8, 32, row, block_loops.OrderOfScales())) + 2 * bytes(
         MODULE.WORK_BYTES
     )

@@ -106,6 +106,31 @@ class Triple3(ctypes.Structure):
 _GRID = tuple((name, Triple3) for name in ("shape", "lengths", "grid"))
 
 
+#: The most steps of a `Formula`.
+MOST_STEPS = 31
+
+
+class Formula(ctypes.Structure):
+    """`Formula` of ``kernels/host/formulas.hpp``."""
+
+    _fields_ = (
+        ("count", ctypes.c_uint32), ("steps", ctypes.c_uint32 * MOST_STEPS), ("numbers", ctypes.c_float * MOST_STEPS),
+    )  # fmt: skip
+
+
+class FormulaSteps(ctypes.Structure):
+    """`FormulaSteps` of ``kernels/host/block_scales.hpp``."""
+
+    _fields_ = (
+        ("are_there", ctypes.c_uint64),
+        *((name, Formula) for name in ("scale", "factor", "u", "global")),
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("to_scale", "from_scale", "code_of_zero", "to_source", "from_source")
+        ),
+    )  # fmt: skip
+
+
 class Quantizing(ctypes.Structure):
     """`Quantizing` of ``kernels/host/block_scales.hpp``. Functions are addresses."""
 
@@ -128,6 +153,7 @@ class Quantizing(ctypes.Structure):
         ("at_random", ctypes.c_uint64),
         ("choose", ctypes.c_uint64),
         ("value", ctypes.c_float * 16),
+        ("steps_of", FormulaSteps),
     )  # fmt: skip
 
 

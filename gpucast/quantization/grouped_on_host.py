@@ -175,7 +175,7 @@ def planned(x: Any, to: Any, keywords: tuple[Any, ...], result: Any) -> Any:
         except LookupError:
             return None
     else:
-        found = quantize_on_host.quantizing(format, src, (1, columns), 1)
+        found = host_calls.quantizing(format, src, (1, columns), 1)
         if found is None:
             return None
         quantizing, block = block_loops.Quantizing.from_buffer_copy(found), format.block[-1]

@@ -4,6 +4,7 @@
 #pragma once
 #include <string.h>
 
+#include "formulas.hpp"
 #include "work.hpp"
 
 namespace gpucast {
@@ -19,7 +20,19 @@ struct BlockFactor {
 
 // gpucast/quantization/quantize_on_host.py describes them, and makes them.
 enum class ScaleKind : u64 { power_of_two, real, small };
-enum class Division : u64 { step, near, product };
+// `step`: integers; `near`: by DOUBLEs; `product`: by the reciprocals of powers of two; `factor`: by the factors of formulas.
+enum class Division : u64 { step, near, product, factor };
+
+// Formulas in place of exact quotients: of a scale, of what elements are multiplied or divided by, of u for the largest magnitude
+// of all, and of the global scale.
+struct FormulaSteps {
+    u64 are_there;
+    Formula scale, factor, u, global;
+    // Of a FLOAT as it is stored, and back; null for FLOAT. The code in place of a scale that was rounded to 0, or 0.
+    CastArray *to_scale, *from_scale;
+    u64 code_of_zero;
+    CastArray *to_source, *from_source;
+};
 
 // `Integers` of codes.hpp.
 struct IntegerCodes {
@@ -47,6 +60,7 @@ struct Quantizing {
     // The loop that chooses between two scales of a block, null where it has one; and the numbers of its 16 codes.
     void (*choose)();
     float value[16];
+    FormulaSteps steps_of;
 };
 
 // What a call of its own says: a global scale, or the largest magnitude that gives it; and random words. `scales`: FLOATs,
@@ -123,12 +137,12 @@ struct QuantizeCall {
     u64 end_bytes() const { return how.two_sided ? 2 * how.src_bytes : how.src_bytes; }
     u64 of_bytes() const {
         if (choice.is_random) return sizeof(BlockDivisor);
-        return how.division == Division::product ? 4 : 8;
+        return how.division == Division::product || how.division == Division::factor ? 4 : 8;
     }
     void (*elements() const)() { return choice.is_random ? how.divide : how.elements; }
     const void* more() const {
         if (choice.is_random) return &quotients;
-        return how.division == Division::step ? &how.to : nullptr;
+        return how.division == Division::step || how.division == Division::factor ? &how.to : nullptr;
     }
 
     const Quantizing& how;
@@ -136,6 +150,8 @@ struct QuantizeCall {
     u8 *const x, *const data, *const scales, *const zero_points;
     const RandomQuotients quotients;
     double g = 1;
+    // Of formulas.
+    float u = 1;
 };
 
 // The extremes of n blocks as codes, before any element was looked at.
@@ -205,6 +221,8 @@ inline void set_divisors(const QuantizeCall& call, const double* d, const int* z
         memcpy(of, d, n * sizeof *d);
     } else if (how.division == Division::step) {
         for (u64 i = 0; i < n; ++i) static_cast<BlockStep*>(of)[i] = {float(d[i]), zeros[i]};
+    } else if (how.division == Division::factor) {
+        for (u64 i = 0; i < n; ++i) static_cast<float*>(of)[i] = float(d[i]);
     } else {
         for (u64 i = 0; i < n; ++i) static_cast<float*>(of)[i] = float(1 / d[i]);
     }
@@ -223,12 +241,55 @@ inline bool take_scales(const QuantizeCall& call, u64 first, u64 n, const BlockN
     return is_known;
 }
 
+// The scales of n blocks by formulas, and in `own.own` what their elements are divided or multiplied by. False where one is NaN,
+// or a factor 0 or not finite.
+inline bool find_scales_by_steps(const QuantizeCall& call, u64 first, u64 n, const BlockNumbers& own) {
+    const FormulaSteps& steps = call.how.steps_of;
+    float amax[blocks_of_formula], scale[blocks_of_formula], factor[blocks_of_formula];
+    const FormulaValues values = {amax, scale, call.u, steps.to_source, steps.from_source};
+    bool is_known = true;
+    for (u64 begin = 0; begin < n; begin += blocks_of_formula) {
+        const u64 count = n - begin < blocks_of_formula ? n - begin : u64(blocks_of_formula), bytes = call.how.scale_bytes;
+        for (u64 i = 0; i < count; ++i) amax[i] = float(own.high[begin + i]);
+        evaluate(steps.scale, values, count, scale);
+        for (u64 i = 0; i < count; ++i) is_known = is_known && scale[i] == scale[i];
+        u8* const stored = call.scales + (first + begin) * bytes;
+        if (steps.to_scale) steps.to_scale(scale, stored, count);
+        else memcpy(stored, scale, count * sizeof *scale);
+        const auto read_scales = [&] {
+            if (steps.from_scale) steps.from_scale(stored, scale, count);
+            else memcpy(scale, stored, count * sizeof *scale);
+        };
+        read_scales();
+        if (steps.code_of_zero) {
+            with_code(bytes, [&](auto code) {
+                typedef decltype(code) Code;
+                Code* const codes = reinterpret_cast<Code*>(stored);
+                for (u64 i = 0; i < count; ++i) codes[i] = scale[i] != 0 ? codes[i] : Code(steps.code_of_zero);
+            });
+            read_scales();
+        }
+        evaluate(steps.factor, values, count, factor);
+        for (u64 i = 0; i < count; ++i) {
+            own.own[begin + i] = double(factor[i]);
+            is_known = is_known && factor[i] != 0 && factor[i] - factor[i] == 0;
+        }
+    }
+    memset(own.zeros, 0, n * sizeof *own.zeros);
+    return is_known;
+}
+
 // The scales, as they are stored and as DOUBLE, the zero points of n blocks, `first` and further ones; and in `of`, what their
 // elements need. False where only the other path can tell them.
 inline bool find_scales(const QuantizeCall& call, u64 first, u64 n, const BlockNumbers& own, void* of) {
     const Quantizing& how = call.how;
     const double g = call.g, divisor = how.scales == ScaleKind::small ? how.divisor * g : how.divisor;
     double* const s = own.own;
+    if (how.steps_of.are_there) {
+        if (!find_scales_by_steps(call, first, n, own)) return false;
+        set_divisors(call, s, own.zeros, n, of);
+        return true;
+    }
     if (call.choice.scales) {
         if (!take_scales(call, first, n, own)) return false;
     } else {

@@ -21,7 +21,8 @@ struct Producing {
     u64 src_bytes() const { return transform.size ? transform.src_bytes : quantizing.src_bytes; }
     // Whether a call may give the scales: FLOATs, and no others to which they belong.
     bool takes_scales() const {
-        return quantizing.scales == ScaleKind::real && quantizing.scale_bytes == 4 && !quantizing.has_zeros && !quantizing.has_global;
+        return quantizing.scales == ScaleKind::real && quantizing.scale_bytes == 4 && !quantizing.has_zeros && !quantizing.has_global &&
+               !quantizing.steps_of.are_there;
     }
 };
 

@@ -150,7 +150,7 @@ inline int in_parts_of_blocks(u64 blocks, u64 length, Unlocked* unlocked, const 
 
 // ---- all blocks ----
 
-// The global scale, from the extremes of all blocks if the call does not say it.
+// The global scale, or u of formulas, from the extremes of all blocks if the call does not say it.
 inline float global_scale_of(const QuantizeCall& call, const u8* ends, u64 blocks) {
     const Quantizing& how = call.how;
     if (call.choice.has_scale) return call.choice.scale;
@@ -167,6 +167,11 @@ inline float global_scale_of(const QuantizeCall& call, const u8* ends, u64 block
             }
             how.to_double(&largest, &top, 1);
         });
+    }
+    if (how.steps_of.are_there) {
+        const float amax = float(top);
+        evaluate(how.steps_of.u, {&amax, nullptr, 1, how.steps_of.to_source, how.steps_of.from_source}, 1, &scale);
+        return scale;
     }
     top /= how.divisor * how.top_scale;
     how.to_float(&top, &scale, 1);
@@ -229,7 +234,13 @@ inline int quantize_blocks(const Quantizing& how, const OwnChoice& choice, u8* x
         if (done <= 0) return done;
     }
     if (how.has_global) {
-        const float scale = global_scale_of(call, ends.data, blocks);
+        float scale = global_scale_of(call, ends.data, blocks);
+        if (how.steps_of.are_there) {
+            call.u = scale;
+            // Others are refused, or have scales of their own.
+            if (!(scale > 0 && scale <= 0x1.fffffep127f)) return 0;
+            evaluate(how.steps_of.global, {nullptr, nullptr, call.u, how.steps_of.to_source, how.steps_of.from_source}, 1, &scale);
+        }
         memcpy(global_scale, &scale, sizeof scale);
         call.g = double(scale);
     }

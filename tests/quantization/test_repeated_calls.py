@@ -17,9 +17,11 @@ from bench.entered import functions
 from gpucast.casting import plans
 from gpucast.core.dtypes import dtype
 from gpucast.core.extension import MODULE
-from gpucast.quantization import exact_hadamard, exact_quantize, swizzle
+from gpucast.quantization import exact_hadamard, exact_quantize, quantize_on_host, swizzle
 from gpucast.quantization.formats import Format, Hadamard, find
 from gpucast.quantization.option_checks import resolve_hadamard
+from gpucast.quantization.recipes import RECIPES
+from gpucast.quantization.steps import Steps
 from quantization_cases import ALL, bytes_of, compare, matrix, same
 
 pytestmark = pytest.mark.skipif(MODULE is None, reason="the extension module is missing")
@@ -184,6 +186,60 @@ def test_the_better_of_two_scales_takes_one_call() -> None:
     for keywords in ({}, {"out": out}, {"scale": 0.5}, {"amax": 3.0}):
         gpucast.quantize(x, FOUR, **keywords)
         assert is_one_call(lambda keywords=keywords: gpucast.quantize(x, FOUR, **keywords)), keywords
+
+
+# ---- formulas of other libraries ----
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes(name: str) -> None:
+    recipe = RECIPES[name]
+    format = recipe.format
+    for source in map(dtype, recipe.sources):
+        usual = RNG.standard_normal((12, 256)).astype(source.numpy)
+        for x in (numbers(format, source.name), numbers(format, source.name, finite=False), usual, usual[:1] * 0):
+            given = [{}]
+            if format.global_scale:
+                given += [{"scale": np.float32(0.37)}, {"amax": np.float32(3.3)}]
+            for own in given:
+                expected = exact_quantize.quantize(x, format, **own)
+                out = None
+                for _ in range(3):
+                    out = gpucast.quantize(x.copy(), name, out=out, **own)
+                    compare(out, expected, (name, source, own))
+                    compare(gpucast.quantize(x.copy(), name, **own), expected, (name, source, own))
+        gpucast.quantize(usual, name)
+        # Products that are rounded once more have no loop.
+        has_loop = quantize_on_host.loop_of(source, format) is not None
+        assert is_one_call(lambda usual=usual: gpucast.quantize(usual, name)) is has_loop, (name, source)
+        assert has_loop or (source.name != "FLOAT" and format.steps.multiplies and format.steps.rounds_codes)
+
+
+@pytest.mark.parametrize(
+    ("scale", "code"),
+    [
+        ("max(a, tiny) / 448", "x / s"),
+        ("T(a * (1 / 448))", "T(x / max(s, eps))"),
+        ("power(a + a / 3 - tiny)", "x * (1 / s)"),
+        ("pick(a, a / 448, 1)", "x * pick(a - a, 7, 1 / s)"),
+        ("min(a, largest) / 448", "x * (min(-1, -s) * -1 / (s * s))"),
+        ("a / a", "x / s"),
+        ("+".join(["a / 448 / 64"] * 64), "x / s"),
+    ],
+)
+def test_formulas(scale: str, code: str) -> None:
+    """Each operation, a scale that is NaN for zeros, and a formula that is too long for the module."""
+    for stored in ("FLOAT", "FLOAT8E8M0", "FLOAT8E4M3FN"):
+        rule = "up" if stored == "FLOAT8E8M0" else "amax"
+        steps = Steps(scale, code if stored == "FLOAT" or "a" not in code.replace("max", "") else "x / s", zero="eps")
+        format = Format(f"mine {scale[:20]} {stored}", "FLOAT8E4M3FN", stored, (32,), rule, False, False, steps)
+        for source in SOURCES:
+            x = np.concatenate([numbers(format, source), np.zeros((2, 128), dtype(source).numpy)])
+            expected = exact_quantize.quantize(x, format)
+            for _ in range(3):
+                compare(gpucast.quantize(x.copy(), format), expected, (scale, code, source))
+                part = x[4:7].copy()
+                compare(gpucast.quantize(part, format), exact_quantize.quantize(part, format), (scale, code, source))
 
 
 # ---- transforms, transposes and orders of scales ----

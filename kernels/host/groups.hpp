@@ -137,8 +137,8 @@ inline PyObject* group(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     OwnChoice choice;
     GroupParts parts;
     if (!take_random(arguments + 9, &choice)) return nullptr;
-    if (choice.is_random && by.how.block && !by.how.quantizing.at_random) return truth_of(0);
-    done = parts.take(by.how, arguments + 2, arguments[8], by.library) ? fill_groups(by.how, parts, choice) : 0;
+    if (choice.is_random && by.how->block && !by.how->quantizing.at_random) return truth_of(0);
+    done = parts.take(*by.how, arguments + 2, arguments[8], by.library) ? fill_groups(*by.how, parts, choice) : 0;
     return truth_of(tell_of_all(done, by.library, arguments + 4, 4));
 }
 

@@ -81,11 +81,12 @@ inline bool transform_all(const Transforming& how, u8* x, u8* floats) {
 }
 
 // Memory of a call, which goes when this does, both with Python's lock: much of it comes from where that of large new arrays
-// does. Null where it is short.
+// does. None for no bytes; false where it is short.
 struct Scratch {
-    explicit Scratch(u64 bytes) {
+    explicit Scratch(u64 bytes) : bytes_(bytes) {
+        if (!bytes) return;
         if (bytes < array_bytes) {
-            data = static_cast<u8*>(malloc(bytes ? bytes : 1));
+            data = static_cast<u8*>(malloc(bytes));
             return;
         }
         const LargeMemory own(bytes);
@@ -100,10 +101,12 @@ struct Scratch {
     }
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
+    explicit operator bool() const { return data || !bytes_; }
     u8* data = nullptr;
 
    private:
     enum : u64 { array_bytes = 1 << 20 };
+    const u64 bytes_;
     PyObject* array_ = nullptr;
 };
 

@@ -64,25 +64,19 @@ struct Part {
     }
 };
 
-template <typename Blocks>
-inline bool read_bytes(PyObject* given, Blocks* how, const char* name) {
-    if (PyBytes_Check(given) && PyBytes_Size(given) == Py_ssize_t(sizeof *how)) {
-        memcpy(how, PyBytes_AsString(given), sizeof *how);
-        return true;
-    }
-    PyErr_Format(PyExc_ValueError, "%s: the description has another size", name);
-    return false;
-}
-
-// How a call is done, and what it asks of its library of tensors, or null.
+// How a call is done, in bytes that live as long as the call does, and what it asks of its library of tensors, or null.
 template <typename Blocks>
 struct Described {
-    Blocks how;
+    const Blocks* how;
     const TensorLibrary* library;
 
     // Returns 1; 0, without an exception, where the library watches; -1 after one.
     int read(PyObject* given, PyObject* asked, const char* name) {
-        if (!read_bytes(given, &how, name)) return -1;
+        if (!PyBytes_Check(given) || PyBytes_Size(given) != Py_ssize_t(sizeof *how)) {
+            PyErr_Format(PyExc_ValueError, "%s: the description has another size", name);
+            return -1;
+        }
+        how = reinterpret_cast<const Blocks*>(PyBytes_AsString(given));
         return find_library(asked, &known_, &library) ? 1 : PyErr_Occurred() ? -1 : 0;
     }
 
@@ -168,7 +162,7 @@ inline int quantize_parts(const Producing& whole, const TensorLibrary* library, 
     if (!is_fit) return 0;
     const Scratch turned(whole.turning.matrices ? n * src_bytes : 0), floats(whole.transform.size ? n * 4 : 0);
     const Scratch rows(whole.order.bytes ? blocks * how.scale_bytes : 0);
-    if (!turned.data || !floats.data || !rows.data) return 0;
+    if (!turned || !floats || !rows) return 0;
     u8 *numbers = x.data, *const scales = whole.order.bytes ? rows.data : parts[1].data;
     if (whole.turning.matrices) {
         if (!turn(whole.turning, numbers, turned.data, src_bytes)) return -1;
@@ -199,7 +193,7 @@ inline PyObject* quantize(PyObject*, PyObject* const* arguments, Py_ssize_t coun
         return Py_NewRef(Py_False);
     }
     if (!take_random(arguments + 9, &choice)) return nullptr;
-    done = quantize_parts(by.how, by.library, choice, arguments[2], is_number ? nullptr : scale, arguments + 3);
+    done = quantize_parts(*by.how, by.library, choice, arguments[2], is_number ? nullptr : scale, arguments + 3);
     return truth_of(tell_of_all(done, by.library, arguments + 3, 4));
 }
 
@@ -209,7 +203,7 @@ inline PyObject* transform(PyObject*, PyObject* const* arguments, Py_ssize_t cou
     if (!is_call(count, 4, "transform")) return nullptr;
     const int begun = by.read(arguments[0], arguments[1], "transform");
     if (begun <= 0) return truth_of(begun);
-    const Transforming& how = by.how;
+    const Transforming& how = *by.how;
     Part x, out;
     if (!how.size || !x.take(arguments[2], how.src_bytes, how.size * how.src_bytes, false, by.library) ||
         !out.take(arguments[3], 4, how.size * 4, true, by.library) || !are_disjoint(&out, 1, &x, 1)) {
@@ -233,7 +227,7 @@ inline int dequantize_parts(const Restoring& whole, const TensorLibrary* library
     if (!is_fit) return 0;
     const bool transforms = whole.transform.size != 0;
     const Scratch rows(whole.order.bytes ? blocks * how.scale_bytes : 0), floats(transforms ? n * 4 : 0), back(whole.casts ? n * 4 : 0);
-    if (!rows.data || !floats.data || !back.data) return PyErr_NoMemory(), -1;
+    if (!rows || !floats || !back) return PyErr_NoMemory(), -1;
     if (whole.order.bytes) take_from_order(whole.order, parts[1].data, rows.data);
     const u8* const scales = whole.order.bytes ? rows.data : parts[1].data;
     if (!dequantize_blocks(how, parts[0].data, scales, parts[2].data, parts[3].data, transforms ? floats.data : out.data)) return -1;

@@ -323,7 +323,7 @@ inline PyObject* quantize_by(const ResultEntry& entry, PyObject* x, PyObject* sc
     PyObject* memory = is_new || entry.take_parts(out, &parts) ? entry.memory(&parts) : nullptr;
     if (!memory) return ended(0, nullptr);
     PyObject* const into[] = {memory, parts.each[1], parts.each[2], parts.each[3]};
-    int done = quantize_parts(by.how, by.library, choice, x, is_array ? scale : nullptr, into);
+    int done = quantize_parts(*by.how, by.library, choice, x, is_array ? scale : nullptr, into);
     if (!is_new) done = tell_of_all(done, by.library, into, parts_of_result);
     return ended(done, done <= 0 ? nullptr : is_new ? entry.assemble(parts.each) : Py_NewRef(out));
 }
@@ -357,7 +357,7 @@ inline PyObject* dequantize_by(const ResultEntry& entry, PyObject* q, References
     if (!out) return nullptr;
     PyObject* memory = entry.memory(parts);
     PyObject* const from[] = {memory, parts->each[1], parts->each[2], parts->each[3]};
-    int done = memory ? dequantize_parts(by.how, by.library, from, out) : 0;
+    int done = memory ? dequantize_parts(*by.how, by.library, from, out) : 0;
     if (!is_new) done = tell_of_all(done, by.library, &out, 1);
     if (done <= 0) Py_DECREF(out);
     return ended(done, out);

@@ -128,6 +128,9 @@ inline bool take_floats(PyObject* given, u64 bytes, const TensorLibrary* library
 
 // The scales that a call gives in `choice`, or in an array. False where only the other path can tell what to do with them.
 inline bool choose_given(const Producing& whole, const TensorLibrary* library, PyObject* array, Part* part, OwnChoice* choice) {
+    if (!array && !choice->has_scale) return true;
+    // To tell a small scale from zero.
+    const Exactly exactly;
     const u64 blocks = product(whole.quantizing.grid);
     if (array) {
         if (!whole.takes_scales() || !take_floats(array, blocks * 4, library, part)) return false;
@@ -150,7 +153,6 @@ inline int quantize_parts(const Producing& whole, const TensorLibrary* library, 
     const Quantizing& how = whole.quantizing;
     if ((choice.is_random && !how.at_random) || (choice.has_top && !how.has_global)) return 0;
     const u64 n = product(how.shape), blocks = product(how.grid), src_bytes = whole.src_bytes();
-    const Exactly exactly;
     Part read[2], parts[4];
     Part& x = read[0];
     const bool is_fit = n && x.take(array, src_bytes, n * src_bytes, false, library) &&

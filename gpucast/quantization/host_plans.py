@@ -132,7 +132,7 @@ class _QuantizePlan:
         if known is None:
             return None
         given, top = number_of(scale), number_of(amax)
-        if given is None and scale is not None and len(known) == 1 and np.shape(scale) == known[0].scales:
+        if given is None and scale is not None and len(known) == 1 and getattr(scale, "shape", None) == known[0].scales:
             # An array that has one for each block.
             given = scale
         if (given is None) != (scale is None) or (top is None) != (amax is None) or not (scale is None or amax is None):

@@ -49,8 +49,9 @@ static int each_run(void* arguments) {
 // Lengths of blocks so short that a loop for any length would take longer to start than to run. The shorter one is that
 // of two scales.
 enum : u64 { short_block = 32, shorter_block = 16 };
-// Longer blocks are worked on in pieces, so that the slow case is computed for one piece only.
-enum : u64 { long_block = 1024 };
+// How many blocks of one element each are brought together, as many as the stack of a small thread holds; and the rows that are
+// worked on with these, before the next ones: so many that this takes less time, so few that memory is read in its order.
+enum : u64 { long_block = 1024, rows_together = 32 };
 
 // What belongs to some blocks, up to `long_block`, brought together: Work::row takes a row of blocks of one element each. A kind of
 // work may have its own `Together`, which may take adjacent blocks of a length, too.
@@ -75,10 +76,13 @@ inline void run_blocks(const void* from, void* to, u64 n, u64 skip, u64 length, 
     typename Work::Result* __restrict__ dst = static_cast<typename Work::Result*>(to);
     typename Work::OfBlock* own = static_cast<typename Work::OfBlock*>(of);
     if (length == 1) {
-        for (u64 begin = 0; begin < skip; begin += long_block) {
-            const u64 count = skip - begin < long_block ? skip - begin : u64(long_block);
-            TogetherOf<Work> all(own + begin, count);
-            for (u64 at = begin; at < n; at += skip) all.row(src + at, dst + at, count, more);
+        for (u64 first = 0; first < n; first += rows_together * skip) {
+            const u64 end = n - first < rows_together * skip ? n : first + rows_together * skip;
+            for (u64 begin = 0; begin < skip; begin += long_block) {
+                const u64 count = skip - begin < long_block ? skip - begin : u64(long_block);
+                TogetherOf<Work> all(own + begin, count);
+                for (u64 at = first + begin; at < end; at += skip) all.row(src + at, dst + at, count, more);
+            }
         }
         return;
     }
@@ -100,10 +104,7 @@ inline void run_blocks(const void* from, void* to, u64 n, u64 skip, u64 length, 
         } else if (count == Work::least) {
             Work::block(src + start, dst + start, Work::least, own, more);
         } else {
-            for (u64 at = start; at < end; at += long_block) {
-                const u64 rest = end - at;
-                Work::block(src + at, dst + at, rest < long_block ? rest : u64(long_block), own, more);
-            }
+            Work::block(src + start, dst + start, count, own, more);
         }
     }
 }

@@ -95,6 +95,13 @@ struct QuotientLanes {
     WideNumbers first, second;
 };
 
+template <typename Vector>
+GPUCAST_INLINE Vector wide(const void* from) {
+    Vector d;
+    __builtin_memcpy(&d, from, sizeof d);
+    return d;
+}
+
 // Which factors 32 elements have: one for all, two for 16 each, or each its own.
 enum class Factors { one, two, each };
 
@@ -107,13 +114,12 @@ GPUCAST_CONSTANT bool is_interleaved() {
 // Finite numbers.
 template <typename Src, Factors factors>
 GPUCAST_INLINE QuotientLanes numbers_of(const Stored<Src>* src) {
-    QuotientLanes d;
     if constexpr (is_interleaved<Src, factors>()) {
         WideCodes x;
         __builtin_memcpy(&x, src, sizeof x);
         return {WideNumbers(x << 16), WideNumbers(x & 0xffff0000)};
     } else if constexpr (Src::bits == 32) {
-        __builtin_memcpy(&d, src, sizeof d);
+        return {wide<WideNumbers>(src), wide<WideNumbers>(src + lanes / 2)};
     } else if constexpr (is_upper_half<Src>()) {
         HalfPairs x[2];
         __builtin_memcpy(x, src, sizeof x);
@@ -123,7 +129,6 @@ GPUCAST_INLINE QuotientLanes numbers_of(const Stored<Src>* src) {
         __builtin_memcpy(x, src, sizeof x);
         return {ptx::floats_of_halves(x[0]), ptx::floats_of_halves(x[1])};
     }
-    return d;
 }
 
 // The upper or lower halves of words, in the order of the numbers that `numbers_of` gave.
@@ -147,20 +152,29 @@ GPUCAST_INLINE BytePairs odd_halves(QuotientLanes q) {
 
 typedef short SignedPairs __attribute__((vector_size(64)));
 
+// What is not below `least` and not above `most`. Of choices compilers do not always make the instructions that do so.
+GPUCAST_INLINE SignedPairs inside(SignedPairs a, SignedPairs least, SignedPairs most) {
+    asm("vpmaxsw %1, %0, %0" : "+v"(a) : "v"(least));
+    asm("vpminsw %1, %0, %0" : "+v"(a) : "v"(most));
+    return a;
+}
+GPUCAST_INLINE WideNumbers inside(WideNumbers a, WideNumbers least, WideNumbers most) {
+    asm("vmaxps %1, %0, %0" : "+v"(a) : "v"(least));
+    asm("vminps %1, %0, %0" : "+v"(a) : "v"(most));
+    return a;
+}
+
 // Of numbers of which only the sign counts: 1, 0 or -1.
 template <typename Src, Factors factors>
 GPUCAST_INLINE SignedPairs signs_of(QuotientLanes x) {
-    const SignedPairs upper = SignedPairs(halves_of<Src, factors, true>(WideCodes(x.first), WideCodes(x.second))), one = SignedPairs{} + 1;
-    const SignedPairs below = upper < one ? upper : one;
-    return below > -one ? below : -one;
+    return inside(SignedPairs(halves_of<Src, factors, true>(WideCodes(x.first), WideCodes(x.second))), SignedPairs{} - 1, SignedPairs{} + 1);
 }
 
 // What 32 elements have of their blocks, from the first on.
 template <Factors factors>
 GPUCAST_INLINE QuotientLanes lanes_of(const float* of) {
-    QuotientLanes d = {WideNumbers{} + of[0], WideNumbers{} + of[factors == Factors::two]};
-    if constexpr (factors == Factors::each) __builtin_memcpy(&d, of, sizeof d);
-    return d;
+    if constexpr (factors == Factors::each) return {wide<WideNumbers>(of), wide<WideNumbers>(of + lanes / 2)};
+    else return {WideNumbers{} + of[0], WideNumbers{} + of[factors == Factors::two]};
 }
 
 // x - a * b, rounded once.
@@ -256,7 +270,7 @@ struct Quotient {
                 }
             }
 #endif
-            const auto find_rest = [&](u64 n) {
+            const auto find_rest = [&](u64 n) __attribute__((always_inline)) {
                 for (; i < count; ++i) find_codes<false>(src + i * n, dst + i * n, n, by, i, more);
             };
             // With a loop of its own for the usual length.
@@ -336,7 +350,7 @@ struct Whole {
         }
         GPUCAST_INLINE void adjacent(const Source* src, u8* dst, u64 count, u64 length, void* more) {
             const Integers to = *static_cast<const Integers*>(more);
-            const auto find = [&](u64 n) {
+            const auto find = [&](u64 n) __attribute__((always_inline)) {
                 for (u64 i = 0; i < count; ++i) find_codes<false>(src + i * n, dst + i * n, n, *this, i, to);
             };
             // With a loop of its own for the usual length.
@@ -392,24 +406,19 @@ struct Whole {
             } else {
                 q = x = divides ? QuotientLanes{x.first / d.first, x.second / d.second} : QuotientLanes{x.first * d.first, x.second * d.second};
             }
-            const auto shifted = [&](WideNumbers q) {
-                const WideNumbers limit = WideNumbers{} + beyond, below = q < limit ? q : limit;
-                return (below > -limit ? below : -limit) + large;
-            };
-            const QuotientLanes sum = {shifted(q.first), shifted(q.second)}, near = {sum.first - large, sum.second - large};
+            const WideNumbers limit = WideNumbers{} + beyond;
+            const QuotientLanes sum = {inside(q.first, -limit, limit) + large, inside(q.second, -limit, limit) + large};
+            const QuotientLanes near = {sum.first - large, sum.second - large};
             QuotientLanes rest = {x.first - near.first, x.second - near.second};
             if (way == Way::reciprocals) rest = less_products(x, near, lanes_of<each>(of.by.upper + at));
             const SignedPairs twice = SignedPairs(halves_of<Src, each, false>(WideCodes(sum.first), WideCodes(sum.second)));
             SignedPairs code = rounded_half(twice, signs_of<Src, each>(rest));
             if (is_each) {
-                WideIntegers zeros[2];
-                __builtin_memcpy(zeros, of.zero + at, sizeof zeros);
-                code += SignedPairs(halves_of<Src, each, false>(WideCodes(zeros[0]), WideCodes(zeros[1])));
+                code += SignedPairs(halves_of<Src, each, false>(wide<WideCodes>(of.zero + at), wide<WideCodes>(of.zero + at + lanes / 2)));
             } else {
                 code += short(of.zero[at]);
             }
-            code = code > least ? code : least, code = code < most ? code : most;
-            const HalfBytes bytes = __builtin_convertvector(BytePairs(code), HalfBytes) & u8(to.mask);
+            const HalfBytes bytes = __builtin_convertvector(BytePairs(inside(code, least, most)), HalfBytes) & u8(to.mask);
             __builtin_memcpy(dst + i, &bytes, sizeof bytes);
             if (i + lanes >= n) return;
         }

@@ -60,7 +60,7 @@ struct Middles {
 template <bool multiplies>
 struct ByFloat {
     typedef float OfBlock;
-    enum : bool { may_round = !multiplies };
+    enum : bool { may_round = !multiplies, finds_middles = 0 };
     ByFloat(const float* own, u64) : factors(own) {}
     GPUCAST_INLINE float operator[](u64 i) const { return factors[i]; }
     template <typename Element>
@@ -74,7 +74,7 @@ struct ByFloat {
 // nearest middle, and what is left on which side of it the quotient is.
 struct ByReciprocal : Reciprocals {
     typedef double OfBlock;
-    enum : bool { may_round = 0 };
+    enum : bool { may_round = 0, finds_middles = 1 };
     ByReciprocal(const double* own, u64 n) {
         for (u64 i = 0; i < n; ++i) take(i, own[i]);
     }
@@ -89,6 +89,7 @@ struct ByReciprocal : Reciprocals {
 
 #if GPUCAST_TABLE_BYTES == 64
 typedef u16 HalfPairs __attribute__((vector_size(32)));
+typedef u64 WidePairs __attribute__((vector_size(64)));
 
 // 32 quotients: the first and the second half of them, or those of even and of odd places.
 struct QuotientLanes {
@@ -108,15 +109,14 @@ enum class Factors { one, two, each };
 // Whether numbers are brought to lanes by their places, even or odd, which takes fewer instructions.
 template <typename Src, Factors factors>
 GPUCAST_CONSTANT bool is_interleaved() {
-    return is_upper_half<Src>() && factors == Factors::one;
+    return is_upper_half<Src>() && factors != Factors::each;
 }
 
 // Finite numbers.
 template <typename Src, Factors factors>
 GPUCAST_INLINE QuotientLanes numbers_of(const Stored<Src>* src) {
     if constexpr (is_interleaved<Src, factors>()) {
-        WideCodes x;
-        __builtin_memcpy(&x, src, sizeof x);
+        const WideCodes x = wide<WideCodes>(src);
         return {WideNumbers(x << 16), WideNumbers(x & 0xffff0000)};
     } else if constexpr (Src::bits == 32) {
         return {wide<WideNumbers>(src), wide<WideNumbers>(src + lanes / 2)};
@@ -164,17 +164,25 @@ GPUCAST_INLINE WideNumbers inside(WideNumbers a, WideNumbers least, WideNumbers 
     return a;
 }
 
-// Of numbers of which only the sign counts: 1, 0 or -1.
+// Of numbers of which only the sign counts, as all are 0 or normal: `unit`, 0 or -unit, of at most 64.
 template <typename Src, Factors factors>
-GPUCAST_INLINE SignedPairs signs_of(QuotientLanes x) {
-    return inside(SignedPairs(halves_of<Src, factors, true>(WideCodes(x.first), WideCodes(x.second))), SignedPairs{} - 1, SignedPairs{} + 1);
+GPUCAST_INLINE SignedPairs signs_of(QuotientLanes x, short unit = 1) {
+    return inside(SignedPairs(halves_of<Src, factors, true>(WideCodes(x.first), WideCodes(x.second))), SignedPairs{} - unit, SignedPairs{} + unit);
 }
 
 // What 32 elements have of their blocks, from the first on.
-template <Factors factors>
+template <typename Src, Factors factors>
 GPUCAST_INLINE QuotientLanes lanes_of(const float* of) {
+    if constexpr (factors == Factors::two && is_interleaved<Src, factors>()) {
+        // The first half of the numbers of each place are those of the first block.
+        WideCodes choice, pair = WideCodes(WidePairs{} + wide<u64>(of));
+        for (u32 i = 0; i < lanes / 2; ++i) choice[i] = i >= lanes / 4;
+        asm("vpermilps %1, %0, %0" : "+v"(pair) : "v"(choice));
+        return {WideNumbers(pair), WideNumbers(pair)};
+    }
     if constexpr (factors == Factors::each) return {wide<WideNumbers>(of), wide<WideNumbers>(of + lanes / 2)};
-    else return {WideNumbers{} + of[0], WideNumbers{} + of[factors == Factors::two]};
+    // A sum with 0 would be another number for some.
+    else return {of[0] - WideNumbers{}, of[factors == Factors::two] - WideNumbers{}};
 }
 
 // x - a * b, rounded once.
@@ -184,55 +192,80 @@ GPUCAST_INLINE QuotientLanes less_products(QuotientLanes x, QuotientLanes a, Quo
     return x;
 }
 
+// The codes of the upper halves of FLOATs.
+template <typename Element, typename Rule, bool are_few>
+struct Codes {
+    GPUCAST_INLINE BytePairs operator()(BytePairs halves) const { return narrowed<UpperHalf, Element, Rule, false>(halves); }
+};
+// Of so few numbers that a table in two registers has all middles, and what lies between them, in their order: from one eighth on,
+// where all become zero, below 32.
+template <typename Element, typename Rule>
+struct Codes<Element, Rule, true> {
+    enum : u32 { first = 124 << 7, unit = Middles<Element>::unit >> 17 };
+    Codes() {
+        for (u32 half = 0; half < 2; ++half) {
+            for (u32 i = 0; i < lanes; ++i) table[half][i] = u16(first + (half * lanes + i) * unit);
+            table[half] = narrowed<UpperHalf, Element, Rule, false>(table[half]);
+        }
+    }
+    GPUCAST_INLINE BytePairs operator()(BytePairs halves) const {
+        const BytePairs place = least(most(halves & 0x7fff, every(first)) - u16(first), every(63 * unit)) / u16(unit);
+        return gathered_words(place, table[0], table[1]) | (halves >> (16 - Element::bits) & u16(Element::sign_code));
+    }
+    BytePairs table[2];
+};
+
 // The same as `magnitude` of ByFloat and ByReciprocal, with signs: the upper halves of FLOATs on the same side of all midpoints as
 // the quotients.
-template <Factors factors, bool multiplies>
+template <typename Src, Factors factors, bool multiplies>
 struct ByFloats {
-    ByFloats(const ByFloat<multiplies>& all, u64 i) : by(lanes_of<factors>(all.factors + i)) {}
-    template <typename Src, typename Element>
-    GPUCAST_INLINE BytePairs codes(QuotientLanes x) const {
+    ByFloats(const ByFloat<multiplies>& all, u64 i) : by(lanes_of<Src, factors>(all.factors + i)) {}
+    template <typename Element>
+    GPUCAST_INLINE BytePairs halves(QuotientLanes x) const {
         if constexpr (multiplies) return odd_halves<Src, factors>({x.first * by.first, x.second * by.second});
         else return odd_halves<Src, factors>({x.first / by.first, x.second / by.second});
     }
     QuotientLanes by;
 };
 
-template <Factors factors>
+template <typename Src, Factors factors>
 struct ByReciprocals {
     ByReciprocals(const Reciprocals& all, u64 i)
-        : power(lanes_of<factors>(all.power + i)), reciprocal(lanes_of<factors>(all.reciprocal + i)), upper(lanes_of<factors>(all.upper + i)),
-          lower(lanes_of<factors>(all.lower + i)) {}
-    template <typename Src, typename Element>
-    GPUCAST_INLINE BytePairs codes(QuotientLanes x) const {
+        : power(lanes_of<Src, factors>(all.power + i)), reciprocal(lanes_of<Src, factors>(all.reciprocal + i)),
+          upper(lanes_of<Src, factors>(all.upper + i)), lower(lanes_of<Src, factors>(all.lower + i)) {}
+    template <typename Element>
+    GPUCAST_INLINE BytePairs halves(QuotientLanes x) const {
         const QuotientLanes a = {x.first * power.first, x.second * power.second};
         const auto middle = [](WideNumbers q) { return WideNumbers((WideCodes(q) + Middles<Element>::unit / 2) & ~u32(Middles<Element>::last)); };
         const QuotientLanes near = {middle(a.first * reciprocal.first), middle(a.second * reciprocal.second)};
-        const SignedPairs codes = SignedPairs(halves_of<Src, factors, true>(WideCodes(near.first), WideCodes(near.second)));
-        const SignedPairs above = signs_of<Src, factors>(less_products(less_products(a, near, upper), near, lower)), negative = codes >> 15;
-        return BytePairs(codes + ((above ^ negative) - negative));
+        const SignedPairs half = SignedPairs(halves_of<Src, factors, true>(WideCodes(near.first), WideCodes(near.second))), negative = half >> 15;
+        // To the midst of two, which is as good.
+        const SignedPairs above = signs_of<Src, factors>(less_products(less_products(a, near, upper), near, lower), Middles<Element>::unit >> 17);
+        return BytePairs(half + ((above ^ negative) - negative));
     }
     QuotientLanes power, reciprocal, upper, lower;
 };
 
-template <Factors factors, bool multiplies>
-ByFloats<factors, multiplies> in_lanes(const ByFloat<multiplies>& all, u64 i) {
+template <typename Src, Factors factors, bool multiplies>
+ByFloats<Src, factors, multiplies> in_lanes(const ByFloat<multiplies>& all, u64 i) {
     return {all, i};
 }
-template <Factors factors>
-ByReciprocals<factors> in_lanes(const Reciprocals& all, u64 i) {
+template <typename Src, Factors factors>
+ByReciprocals<Src, factors> in_lanes(const Reciprocals& all, u64 i) {
     return {all, i};
 }
 
 // The codes of 32 quotients or more, of the elements of the blocks from `first` on.
-template <typename Src, typename Element, typename Rule, Factors factors, typename Division>
-GPUCAST_INLINE void find_codes_in_lanes(const Stored<Src>* __restrict__ src, u8* __restrict__ dst, u64 n, const Division& all, u64 first) {
-    auto by = in_lanes<factors>(all, first);
+template <typename Src, typename Element, Factors factors, typename Division, typename Codes>
+GPUCAST_INLINE void find_codes_in_lanes(const Stored<Src>* __restrict__ src, u8* __restrict__ dst, u64 n, const Division& all, u64 first,
+                                        const Codes& codes) {
+    auto by = in_lanes<Src, factors>(all, first);
     for (u64 i = 0;; i += lanes) {
         // The last ones end with the block: some are computed twice.
         if (n - i < lanes) i = n - lanes;
-        if constexpr (factors == Factors::each) by = in_lanes<factors>(all, first + i);
-        const BytePairs codes = by.template codes<Src, Element>(numbers_of<Src, factors>(src + i));
-        const HalfBytes bytes = __builtin_convertvector(narrowed<UpperHalf, Element, Rule, false>(codes), HalfBytes);
+        if constexpr (factors == Factors::each) by = in_lanes<Src, factors>(all, first + i);
+        const BytePairs results = codes(by.template halves<Element>(numbers_of<Src, factors>(src + i)));
+        const HalfBytes bytes = __builtin_convertvector(results, HalfBytes);
         __builtin_memcpy(dst + i, &bytes, sizeof bytes);
         if (i + lanes >= n) break;
     }
@@ -258,26 +291,29 @@ struct Quotient {
         enum : bool { takes_adjacent = 0 };
 #endif
         Together(OfBlock* own, u64 n) : by(own, n) {}
-        GPUCAST_INLINE void row(const Source* src, u8* dst, u64 n, void* more) { find_codes<true>(src, dst, n, by, 0, more); }
+        GPUCAST_INLINE void row(const Source* src, u8* dst, u64 n, void* more) { find_codes<true>(src, dst, n, *this, 0, more); }
         GPUCAST_INLINE void adjacent(const Source* src, u8* dst, u64 count, u64 length, void* more) {
             u64 i = 0;
 #if GPUCAST_TABLE_BYTES == 64
             if constexpr (takes_adjacent) {
                 if (length == shorter_block && !rounds(more)) {
                     for (; i + 2 <= count; i += 2) {
-                        find_codes_in_lanes<Src, Element, Rule, Factors::two>(src + i * length, dst + i * length, lanes, by, i);
+                        find_codes_in_lanes<Src, Element, Factors::two>(src + i * length, dst + i * length, lanes, by, i, codes);
                     }
                 }
             }
 #endif
             const auto find_rest = [&](u64 n) __attribute__((always_inline)) {
-                for (; i < count; ++i) find_codes<false>(src + i * n, dst + i * n, n, by, i, more);
+                for (; i < count; ++i) find_codes<false>(src + i * n, dst + i * n, n, *this, i, more);
             };
             // With a loop of its own for the usual length.
             if (length == short_block) find_rest(short_block);
             else find_rest(length);
         }
         const Division by;
+#if GPUCAST_TABLE_BYTES == 64
+        const Codes<Element, Rule, takes_adjacent && is_float4<Element>() && Division::finds_middles> codes = {};
+#endif
     };
 
    private:
@@ -287,7 +323,8 @@ struct Quotient {
     }
 
     template <bool is_each>
-    static GPUCAST_INLINE void find_codes(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, const Division& by, u64 first, void* more) {
+    static GPUCAST_INLINE void find_codes(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, const Together& of, u64 first, void* more) {
+        const Division& by = of.by;
         const auto one = by[first];
         if (rounds(more)) {
             for (u64 i = 0; i < n; ++i) {
@@ -299,7 +336,7 @@ struct Quotient {
 #if GPUCAST_TABLE_BYTES == 64
         if constexpr (narrows<FLOAT, Element, Rule>()) {
             if (n >= lanes) {
-                find_codes_in_lanes<Src, Element, Rule, is_each ? Factors::each : Factors::one>(src, dst, n, by, first);
+                find_codes_in_lanes<Src, Element, is_each ? Factors::each : Factors::one>(src, dst, n, of.by, first, of.codes);
                 return;
             }
         }
@@ -399,9 +436,9 @@ struct Whole {
             // The last ones end with the block: some are computed twice.
             if (n - i < lanes) i = n - lanes;
             const u64 at = first + (is_each ? i : 0);
-            QuotientLanes x = numbers_of<Src, each>(src + i), q = x, d = lanes_of<each>(of.d + at);
+            QuotientLanes x = numbers_of<Src, each>(src + i), q = x, d = lanes_of<Src, each>(of.d + at);
             if (way == Way::reciprocals) {
-                const QuotientLanes power = lanes_of<each>(of.by.power + at), factor = lanes_of<each>(of.by.reciprocal + at);
+                const QuotientLanes power = lanes_of<Src, each>(of.by.power + at), factor = lanes_of<Src, each>(of.by.reciprocal + at);
                 x = {x.first * power.first, x.second * power.second}, q = {x.first * factor.first, x.second * factor.second};
             } else {
                 q = x = divides ? QuotientLanes{x.first / d.first, x.second / d.second} : QuotientLanes{x.first * d.first, x.second * d.second};
@@ -410,7 +447,7 @@ struct Whole {
             const QuotientLanes sum = {inside(q.first, -limit, limit) + large, inside(q.second, -limit, limit) + large};
             const QuotientLanes near = {sum.first - large, sum.second - large};
             QuotientLanes rest = {x.first - near.first, x.second - near.second};
-            if (way == Way::reciprocals) rest = less_products(x, near, lanes_of<each>(of.by.upper + at));
+            if (way == Way::reciprocals) rest = less_products(x, near, lanes_of<Src, each>(of.by.upper + at));
             const SignedPairs twice = SignedPairs(halves_of<Src, each, false>(WideCodes(sum.first), WideCodes(sum.second)));
             SignedPairs code = rounded_half(twice, signs_of<Src, each>(rest));
             if (is_each) {

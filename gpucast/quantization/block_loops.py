@@ -69,7 +69,7 @@ class Quotients(ctypes.Structure):
 
 
 class Products(ctypes.Structure):
-    """How codes become BFLOAT16, DOUBLEs results, and FLOATs results; whether products may come from FLOATs."""
+    """How codes become FLOATs, DOUBLEs results, and FLOATs results; whether products may come from FLOATs."""
 
     _fields_ = tuple(
         (name, ctypes.c_uint64) for name in ("from_codes", "to", "itemsize", "to_from_floats", "in_floats")

@@ -35,7 +35,7 @@ if MODULE is None:
 
 NDArray = npt.NDArray[Any]
 
-_FLOAT, _BFLOAT16, _DOUBLE, _E8M0 = map(dtype, ("FLOAT", "BFLOAT16", "DOUBLE", "FLOAT8E8M0"))
+_FLOAT, _DOUBLE, _E8M0 = dtype("FLOAT"), dtype("DOUBLE"), dtype("FLOAT8E8M0")
 _SMALLEST_FLOAT = math.ldexp(1.0, -126)
 #: The shortest blocks of adjacent elements for which there are loops of their own.
 _SHORTEST = 16
@@ -470,7 +470,7 @@ def _products(format: Format, to: DType) -> block_loops.Products:
     in_floats = to is not _DOUBLE and not (format.global_scale and format.element.has_inf)
     last, last_of_floats = (_loop(kind, to) if kind is not to else 0 for kind in (_DOUBLE, _FLOAT))
     narrow = last_of_floats if in_floats else 0
-    return block_loops.Products(_loop(format.element, _BFLOAT16), last, to.code_numpy.itemsize, narrow, in_floats)
+    return block_loops.Products(_loop(format.element, _FLOAT), last, to.code_numpy.itemsize, narrow, in_floats)
 
 
 # ---- counts, for conversions of files ----

@@ -40,13 +40,18 @@ struct Reciprocals {
     alignas(64) float power[long_block], reciprocal[long_block], upper[long_block], lower[long_block];
 };
 
+#if defined(__FMA__) || defined(__aarch64__)
+enum : bool { has_fused_products = 1 };
+GPUCAST_INLINE float fused(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+#else
+enum : bool { has_fused_products = 0 };
+// Rounded twice: of a FLOAT, or of a number near zero, that is the same.
+GPUCAST_INLINE float fused(float x, float y, float z) { return float(double(x) * double(y) + double(z)); }
+#endif
+
 // What a number, times `by.power`, is above the product of some bits and the divisor. Only its sign counts, which is exact.
 GPUCAST_INLINE float rest_of_quotient(float x, float bits, const Reciprocals::One& by) {
-#if defined(__FMA__) || defined(__aarch64__)
-    return __builtin_fmaf(-bits, by.lower, __builtin_fmaf(-bits, by.upper, x));
-#else
-    return float(double(x) - double(bits) * (double(by.upper) + double(by.lower)));
-#endif
+    return fused(-bits, by.lower, fused(-bits, by.upper, x));
 }
 
 // FLOATs of few bits: those of a type's codes, the midpoints of two, and more between subnormal ones.
@@ -416,15 +421,12 @@ struct Whole {
         }
     }
 
-    // Twice a number whose magnitude is below 2^22, as an integer; adding a number whose ULP is 1/2, and subtracting it again,
-    // rounds to multiples of 1/2. With what is left, which may make it larger or smaller by less than 1/2: rounded to an integer, ties to even.
-    template <typename Integer>
-    static GPUCAST_INLINE Integer rounded_half(Integer twice, Integer above) {
-        const Integer quarters = twice + twice + above;
-        return (quarters + 1 + ((quarters >> 2) & 1)) >> 2;
+    // Adding a number whose ULP is 1/2, and subtracting it again, rounds to multiples of 1/2. With a quarter more or less, if something
+    // is left, these are rounded to integers, ties to even. Quotients beyond 2^12 are beyond all codes.
+    static GPUCAST_INLINE float between(float x, float limit) {
+        const float below = x < limit ? x : limit;
+        return below > -limit ? below : -limit;
     }
-
-    // Quotients beyond are beyond all codes.
     template <bool is_each, Way way>
     static GPUCAST_INLINE void round_all(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, const Together& of, u64 first, Integers to) {
         const bool divides = way == Way::quotients || way == Way::rounded_quotients, rounds = way == Way::rounded_products || way == Way::rounded_quotients;
@@ -449,7 +451,8 @@ struct Whole {
             QuotientLanes rest = {x.first - near.first, x.second - near.second};
             if (way == Way::reciprocals) rest = less_products(x, near, lanes_of<Src, each>(of.by.upper + at));
             const SignedPairs twice = SignedPairs(halves_of<Src, each, false>(WideCodes(sum.first), WideCodes(sum.second)));
-            SignedPairs code = rounded_half(twice, signs_of<Src, each>(rest));
+            const SignedPairs quarters = twice + twice + signs_of<Src, each>(rest);
+            SignedPairs code = (quarters + 1 + ((quarters >> 2) & 1)) >> 2;
             if (is_each) {
                 code += SignedPairs(halves_of<Src, each, false>(wide<WideCodes>(of.zero + at), wide<WideCodes>(of.zero + at + lanes / 2)));
             } else {
@@ -468,10 +471,9 @@ struct Whole {
             const float given = number<Src>(src[i]), d = is_each ? of.d[first + i] : one_d;
             const float x = way == Way::reciprocals ? given * by.power : divides ? given / d : given * d;
             const float q = way == Way::reciprocals ? x * by.reciprocal : rounds ? rounded<Src>(x) : x;
-            const float inside = q > beyond ? beyond : q < -beyond ? -beyond : q, sum = inside + large, near = sum - large;
-            const float rest = way == Way::reciprocals ? rest_of_quotient(x, near, by) : q - near;
-            const i32 whole = rounded_half(i32(ptx::bits(sum) - ptx::bits(large)), i32(rest > 0) - i32(rest < 0));
-            dst[i] = integer_code(whole + (is_each ? of.zero[first + i] : one_zero), to);
+            const float near = between(q, beyond) + large - large, rest = way == Way::reciprocals ? fused(-near, by.upper, x) : q - near;
+            const float sum = near + between(rest * 0x1p120f, 0.25f) + 2 * large;
+            dst[i] = integer_code(i32(ptx::bits(sum) - ptx::bits(2 * large)) + (is_each ? of.zero[first + i] : one_zero), to);
         }
     }
 };

@@ -8,8 +8,7 @@ struct Factor {
     double factor, zero;
 };
 
-// How codes become BFLOAT16, which has the numbers of all types of 8 bits or fewer, and DOUBLEs or FLOATs results: casts, null where
-// there is nothing to do.
+// How codes become FLOATs, and DOUBLEs or FLOATs results: casts, null where there is nothing to do.
 struct Products {
     CastArray *from, *to;
     u64 itemsize;
@@ -17,17 +16,6 @@ struct Products {
     // Whether products may come from FLOATs.
     u64 in_floats;
 };
-
-GPUCAST_INLINE float number_of_half(u16 code) { return ptx::as_float(u32(code) << 16); }
-
-#if defined(__FMA__) || defined(__aarch64__)
-enum : bool { has_fused_products = 1 };
-GPUCAST_INLINE float fused(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
-#else
-enum : bool { has_fused_products = 0 };
-// The product of two FLOATs is a DOUBLE; what it lacks to its FLOAT is one.
-GPUCAST_INLINE float fused(float x, float y, float z) { return float(double(x) * double(y) + double(z)); }
-#endif
 
 // Elements that are multiplied together: so many that tables of all codes are worth while; and the rows with the same factors.
 enum : u64 { floats_together = 2048, rows_of_factors = 32 };
@@ -56,38 +44,38 @@ struct OwnFactors {
         are_known = !has_more && !is_lost && (!have_rests || (has_fused_products && (all_rests & 0x1ff) == 0));
     }
 
-    // The products of `count` elements, of whose first block `skip` come before. For shorter results (`to_odd`) an inexact one becomes the
+    // Replaces `count` FLOATs by their products; `skip` come before in their first block. For shorter results (`to_odd`) an inexact one becomes the
     // neighbour whose last bit is 1: it lies on the same side of all their numbers and midpoints.
     template <bool to_odd>
-    GPUCAST_INLINE void multiply(const u16* x, float* y, u64 count, u64 skip, u64 length) const {
-        if (have_rests) multiply_blocks<to_odd, true>(x, y, count, skip, length);
-        else multiply_blocks<to_odd, false>(x, y, count, skip, length);
+    GPUCAST_INLINE void multiply(float* x, u64 count, u64 skip, u64 length) const {
+        if (have_rests) multiply_blocks<to_odd, true>(x, count, skip, length);
+        else multiply_blocks<to_odd, false>(x, count, skip, length);
     }
 
     bool are_known, have_rests;
 
    private:
     template <bool to_odd, bool has_rest>
-    GPUCAST_INLINE void multiply_blocks(const u16* x, float* y, u64 count, u64 skip, u64 length) const {
-        if (length == 1) return multiply_each<to_odd, has_rest, true>(x, y, count, 0);
+    GPUCAST_INLINE void multiply_blocks(float* x, u64 count, u64 skip, u64 length) const {
+        if (length == 1) return multiply_each<to_odd, has_rest, true>(x, count, 0);
         u64 i = 0, at = 0;
         if (!skip) {
             // With loops of their own for the usual lengths.
-            if (length == short_block) for (; at + short_block <= count; ++i, at += short_block) multiply_each<to_odd, has_rest, false>(x + at, y + at, short_block, i);
-            if (length == shorter_block) for (; at + shorter_block <= count; ++i, at += shorter_block) multiply_each<to_odd, has_rest, false>(x + at, y + at, shorter_block, i);
+            if (length == short_block) for (; at + short_block <= count; ++i, at += short_block) multiply_each<to_odd, has_rest, false>(x + at, short_block, i);
+            if (length == shorter_block) for (; at + shorter_block <= count; ++i, at += shorter_block) multiply_each<to_odd, has_rest, false>(x + at, shorter_block, i);
         }
         for (; at < count; ++i, skip = 0) {
             const u64 n = length - skip < count - at ? length - skip : count - at;
-            multiply_each<to_odd, has_rest, false>(x + at, y + at, n, i);
+            multiply_each<to_odd, has_rest, false>(x + at, n, i);
             at += n;
         }
     }
 
     template <bool to_odd, bool has_rest, bool is_each>
-    GPUCAST_INLINE void multiply_each(const u16* __restrict__ x, float* __restrict__ y, u64 n, u64 block) const {
+    GPUCAST_INLINE void multiply_each(float* __restrict__ x, u64 n, u64 block) const {
         const float first = factor[block], first_rest = rest[block], first_zero = zero[block];
         for (u64 i = 0; i < n; ++i) {
-            const float by = is_each ? factor[i] : first, given = number_of_half(x[i]), known = given - (is_each ? zero[i] : first_zero);
+            const float by = is_each ? factor[i] : first, given = x[i], known = given - (is_each ? zero[i] : first_zero);
             const float other = has_rest ? known * (is_each ? rest[i] : first_rest) : 0, product = has_rest ? fused(known, by, other) : known * by;
             u32 code = ptx::bits(product);
             if constexpr (to_odd) {
@@ -97,14 +85,14 @@ struct OwnFactors {
                 code += (u32(lacks < 0) | u32(lacks > 0)) & ~code & 1 ? 2 * away - 1 : 0;
             }
             // NaN stays as it is.
-            y[i] = given != given ? given : ptx::as_float(code);
+            x[i] = given != given ? given : ptx::as_float(code);
         }
     }
     alignas(64) float factor[floats_together], rest[floats_together], zero[floats_together];
 };
 
-// The products of `count` elements as DOUBLEs, as results.
-GPUCAST_INLINE void multiply_doubles(const u16* codes, u8* results, u64 count, const BlockOf<const Factor>& block, u64 start,
+// Replaces `count` FLOATs by the products of DOUBLEs, as results.
+GPUCAST_INLINE void multiply_doubles(const float* y, u8* results, u64 count, const BlockOf<const Factor>& block, u64 start,
                                      const Products& how) {
     double own[numbers];
     double* const x = how.to ? own : reinterpret_cast<double*>(results);
@@ -117,7 +105,7 @@ GPUCAST_INLINE void multiply_doubles(const u16* codes, u8* results, u64 count, c
     if (block.length == 1) {
         for (u64 i = 0; i < count; ++i) {
             const Factor& by = block.of[start + i];
-            const double own_product = product(double(number_of_half(codes[i])), by.factor, by.zero);
+            const double own_product = product(double(y[i]), by.factor, by.zero);
             x[i] = by.factor != by.factor ? nan : own_product;
         }
     } else {
@@ -126,9 +114,9 @@ GPUCAST_INLINE void multiply_doubles(const u16* codes, u8* results, u64 count, c
             if (by.factor != by.factor) {
                 for (; i < end; ++i) x[i] = nan;
             } else if (end - i == shorter_block) {
-                for (u64 j = 0; j < shorter_block; ++j) x[i + j] = product(double(number_of_half(codes[i + j])), by.factor, by.zero);
+                for (u64 j = 0; j < shorter_block; ++j) x[i + j] = product(double(y[i + j]), by.factor, by.zero);
             } else {
-                for (; i < end; ++i) x[i] = product(double(number_of_half(codes[i])), by.factor, by.zero);
+                for (; i < end; ++i) x[i] = product(double(y[i]), by.factor, by.zero);
             }
         });
     }
@@ -137,14 +125,15 @@ GPUCAST_INLINE void multiply_doubles(const u16* codes, u8* results, u64 count, c
 
 // The results of `count` codes, `floats_together` or fewer.
 static void multiply_some(const u8* src, u8* dst, u64 count, const BlockOf<const Factor>& block, u64 start, const OwnFactors& own, const Products& how) {
-    alignas(64) u16 x[floats_together];
+    alignas(64) float y[floats_together];
+    // Results that are FLOATs are computed where they will be.
+    float* const x = how.in_floats && !how.to_from_floats ? reinterpret_cast<float*>(dst) : y;
     how.from(src, x, count);
     if (how.in_floats && own.are_known) {
-        alignas(64) float y[floats_together];
         const u64 skip = (start + block.skip) % block.length;
-        if (!how.to_from_floats) return own.multiply<false>(x, reinterpret_cast<float*>(dst), count, skip, block.length);
-        own.multiply<true>(x, y, count, skip, block.length);
-        return how.to_from_floats(y, dst, count);
+        if (!how.to_from_floats) return own.multiply<false>(x, count, skip, block.length);
+        own.multiply<true>(x, count, skip, block.length);
+        return how.to_from_floats(x, dst, count);
     }
     for (u64 at = 0; at < count; at += numbers) {
         const u64 some = count - at < numbers ? count - at : u64(numbers);

@@ -423,10 +423,6 @@ struct Whole {
 
     // Adding a number whose ULP is 1/2, and subtracting it again, rounds to multiples of 1/2. With a quarter more or less, if something
     // is left, these are rounded to integers, ties to even. Quotients beyond 2^12 are beyond all codes.
-    static GPUCAST_INLINE float between(float x, float limit) {
-        const float below = x < limit ? x : limit;
-        return below > -limit ? below : -limit;
-    }
     template <bool is_each, Way way>
     static GPUCAST_INLINE void round_all(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, const Together& of, u64 first, Integers to) {
         const bool divides = way == Way::quotients || way == Way::rounded_quotients, rounds = way == Way::rounded_products || way == Way::rounded_quotients;
@@ -471,8 +467,10 @@ struct Whole {
             const float given = number<Src>(src[i]), d = is_each ? of.d[first + i] : one_d;
             const float x = way == Way::reciprocals ? given * by.power : divides ? given / d : given * d;
             const float q = way == Way::reciprocals ? x * by.reciprocal : rounds ? rounded<Src>(x) : x;
-            const float near = between(q, beyond) + large - large, rest = way == Way::reciprocals ? fused(-near, by.upper, x) : q - near;
-            const float sum = near + between(rest * 0x1p120f, 0.25f) + 2 * large;
+            // Larger ones have larger sums, whose codes are larger.
+            const float near = (q > -beyond ? q : -beyond) + large - large, rest = way == Way::reciprocals ? fused(-near, by.upper, x) : q - near;
+            const u32 quarter = (rest != 0 ? ptx::bits(0.25f) : 0) | (ptx::bits(rest) & 0x80000000);
+            const float sum = near + ptx::as_float(quarter) + 2 * large;
             dst[i] = integer_code(i32(ptx::bits(sum) - ptx::bits(2 * large)) + (is_each ? of.zero[first + i] : one_zero), to);
         }
     }

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench import readme
 from bench.host import others, pairs
-from bench.report import host_tables
+from bench.report import host_tables, markdown
 from bench.report.heatmap import heatmap
 from bench.revision import FOLDER
 from gpucast.parity.cases import all_cases, all_pairs
@@ -119,6 +119,25 @@ def calls() -> str:
     return "\n".join([head, "", "| Call | Time |", "| --- | --- |", *lines])
 
 
+def training() -> str:
+    """The newest times of steps of training: a line for each side, a column for each model."""
+    newest = max(FOLDER.glob("training-host-*.json"))
+    found = json.loads(newest.read_text(encoding="utf-8"))
+    machine, versions = found["machine"], ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for row in found["rows"]:
+        model = " x ".join(map(str, row["model"]))
+        cells.setdefault((row["kind"], row["side"]), {})[model] = f"{row['seconds'] / row['base']:.2f}"
+    models = next(iter(cells.values()))
+    head = (
+        f"Time of a step, as a multiple of the step in FLOAT, for rows x columns x columns between the layers. "
+        f"{machine['processor']}, {versions}, {machine['date']}, commit {machine['commit']} "
+        f"([figures](../bench/results/{newest.name}))."
+    )
+    lines = ([*of, *(ratios[model] for model in models)] for of, ratios in cells.items())
+    return "\n".join([head, "", markdown.table(["Casts", "By", *models], lines)])
+
+
 TEXTS: dict[str, Callable[..., str]] = {
     "calls": calls,
     "gpu": readme.gpu_section,
@@ -130,4 +149,5 @@ TEXTS: dict[str, Callable[..., str]] = {
     "result-files": files,
     "host-pairs": host_pairs,
     "quantize-others": quantize_others,
+    "training": training,
 }

@@ -62,8 +62,9 @@ def target_of(source: Array, rule: CastRule, out: Any, there: Engine, caller: st
 def packed_target(source: Array, rule: CastRule, out: Any, caller: str) -> Array:
     """The packed `out` of a tensor of the host, which takes one as its own result is packed."""
     dst = rule.dst
-    stand_in = Array.of(PackedArray(np.empty(dst.nbytes(source.size), np.uint8), dst, source.shape))
-    target = target_of(stand_in, rule, out, engines.HOST, caller)
+    # No PackedArray is a place for whole bytes: that is refused by name.
+    packed = PackedArray(np.empty(dst.nbytes(source.size), np.uint8), dst, source.shape) if dst.packed else None
+    target = target_of(source if packed is None else Array.of(packed), rule, out, engines.HOST, caller)
     if share_memory(target.data, source.data):
         raise ValueError(f"{caller}: out overlaps x; expected separate memory")
     return target

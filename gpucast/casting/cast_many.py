@@ -130,6 +130,10 @@ def _cast_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any, fl
     return tree.unflatten(structure, results) if out is None else out
 
 
+#: Said before anything is written, `amax` too.
+_NO_VECTOR = "a scale for each array is not differentiable; pass x.detach(), or one scale for all"
+
+
 @exact()
 def _cast_arrays(
     given: list[Any], outs: list[Any] | None, names: Names, to: Any, dst: DType, options: Options, finite: Any
@@ -140,6 +144,10 @@ def _cast_arrays(
         results = _one_by_one(given, outs, names, dst, options, finite)
     if results is None:
         batch = calls.of_arrays(given, outs, names, dst, options, finite)
+        if outs is None and dst.is_float and options.scale is not None and math.prod(np.shape(options.scale)) != 1:
+            for call in batch:
+                if call.library is not None:
+                    call.library.check_constant(call.given, call.caller, _NO_VECTOR)
         _run(batch, (options.scale, options.amax, finite))
         if batch:
             list_plans.keep(batch, outs, to, dst, options, finite)

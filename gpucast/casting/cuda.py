@@ -311,8 +311,11 @@ def _strided(array: Any, from_packed: bool, rule: CastRule) -> Callable[..., Any
             out = new(x.shape, kind) if to_packed else new_strided(x.shape, x.strides, kind)
             dst = out.data if to_packed else out
         else:
-            dst = out.data if type(out) is PackedArray and to_packed else out
-            if type(dst) is not array or (flat and dst._c_contiguous) or out.dtype != (kind if to_packed else tag):
+            # To NumPy its own dtype equals the row, and codes of a byte each are no place for packed ones.
+            if to_packed and not (type(out) is PackedArray and out.dtype is kind):
+                return None
+            dst = out.data if to_packed else out
+            if type(dst) is not array or (flat and dst._c_contiguous) or (not to_packed and out.dtype != tag):
                 return None
             if out.shape != x.shape or dst.data.device_id != device or not are_disjoint(src, dst):
                 return None
@@ -360,7 +363,8 @@ class CudaEngine(Engine):
 
         code = kind.code_numpy
         nbytes = math.prod(shape) * code.itemsize
-        if strides is not None:
+        # An array without elements reaches nowhere, whatever its strides are.
+        if strides is not None and nbytes:
             nbytes = code.itemsize + sum(step * (n - 1) for step, n in zip(strides, shape, strict=True) if step > 0)
         memory = cupy.cuda.UnownedMemory(address, nbytes, owner, self.device)
         return cupy.ndarray(shape, code, cupy.cuda.MemoryPointer(memory, 0), strides).view(kind.numpy)

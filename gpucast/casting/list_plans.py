@@ -252,7 +252,7 @@ def _keep_on_device(
         or (outs is None and library is not None and dst.packed)
         # The scales and `amax` of arrays without elements are left out.
         or (len(live) < len(calls) and max(_size(options.scale), _size(options.amax)) > 1)
-        or options.offset > _FAR
+        or (options.offset or 0) > _FAR
     ):
         return
     given, made = [call.given for call in calls], [call.result for call in calls] if outs is None else []

@@ -44,6 +44,7 @@ def fake_cast(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Te
     y: torch.Tensor
     if not tensors.is_plain(x):
         if type(name) is str and _fits_op(options, axis):
+            tensors.dtype_of(x, CALLER)
             op = _op if compiling or not tensors.transformed() else _FakeCast.apply
             y = op(x, *_arguments(name, options, axis))
             return y
@@ -56,7 +57,12 @@ def fake_cast(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Te
 
 def _values(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Tensor:
     with torch.no_grad():
-        y = torch.empty_like(x)
+        try:
+            y = torch.empty_like(x)
+        except NotImplementedError:
+            # Of another layout than numbers in memory have.
+            tensors.dtype_of(x, CALLER)
+            raise
         fake_casts.there_and_back(x.detach(), to, options._replace(out=y), axis)
     return y
 

@@ -117,7 +117,11 @@ class _GroupedPlan:
 
     def run(self, x: Any, offsets: Any, scale: Any, seed: Any, offset: Any, out: Any) -> Any:
         found = by_numbers([], scale, self.rounding, seed, offset) if type(offsets) is self.kind else None
-        known = None if found is None else self.known.get((x.shape, offsets.shape, offsets.dtype))
+        try:
+            known = None if found is None else self.known.get((x.shape, offsets.shape, offsets.dtype))
+        except RuntimeError:
+            # A nested tensor has no shape; the checked path refuses it by name.
+            return None
         if found is None or known is None:
             return None
         arrays, number, random = found

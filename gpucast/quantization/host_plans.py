@@ -95,7 +95,11 @@ class _QuantizePlan:
         if choice is None:
             return None
         random, own_signs = choice
-        known = self.results.get((x.shape, own_signs))
+        try:
+            known = self.results.get((x.shape, own_signs))
+        except RuntimeError:
+            # A nested tensor has no shape; the checked path refuses it by name.
+            return None
         if known is None:
             return None
         given, top = _number(scale), _number(amax)
@@ -274,7 +278,11 @@ class _TransformPlan:
         self.plan = plans.make("", self.run)
 
     def run(self, x: Any, signs: Any, seed: Any, out: Any) -> Any:
-        known = self.hows.get((x.shape, signs_of(signs, seed)))
+        try:
+            known = self.hows.get((x.shape, signs_of(signs, seed)))
+        except RuntimeError:
+            # As above.
+            return None
         if known is None or not (out is None or type(out) is self.kind):
             return None
         how, make, kind = known
@@ -292,8 +300,10 @@ def _transform_plan(kind: Any, *call: Any) -> _TransformPlan:
 def transformed(x: Any, length: Any, keywords: tuple[Any, ...], y: Any) -> Any:
     """The plan of a transform along the last axis to FLOAT, if there may be one."""
     axis, signs, seed, inverse, to, _ = keywords
-    known, kind, size = signs_of(signs, seed), type(x), math.prod(np.shape(x))
-    if kind not in HOST_KINDS or type(y) is not kind or known is None or not size:
+    known, kind = signs_of(signs, seed), type(x)
+    # Of another class NumPy's functions may be its own ones.
+    size = math.prod(x.shape) if kind in HOST_KINDS else 0
+    if type(y) is not kind or known is None or not size:
         return None
     make = make_of(y)
     if axis % x.ndim != x.ndim - 1 or dtype(to) is not _FLOAT or make is None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from gpucast.arrays import libraries
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import plans
+from gpucast.core.arithmetic import exact
 from gpucast.core.extension import MODULE
 from gpucast.kernel import ON_NEW_DRIVER, recording
 from gpucast.quantization import grouped_on_host, host_plans
@@ -73,6 +74,8 @@ class Repeats:
             self._keep_plan(x, to, keywords, result, record)
         return result
 
+    # Numbers that plans keep, such as the factor of a transform, are not computed under the caller's modes.
+    @exact()
     def _keep_plan(self, x: Any, to: Any, keywords: tuple[Any, ...], result: Any, record: recording.Recording) -> None:
         if not (hasattr(x, "dtype") and hasattr(x, "shape")):
             # Such as an object that only speaks a protocol: the module looks for no plan.

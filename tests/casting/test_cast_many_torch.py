@@ -128,8 +128,10 @@ def test_within_the_transforms_of_torch_func() -> None:
     both = torch.vmap(lambda row: tuple(gpucast.cast_many([row, w], "FLOAT8E5M2", **keywords)), out_dims=(0, None))(x)
     alone = gpucast.cast_many([x[0], w], "FLOAT8E5M2", **keywords)
     assert [bits(both[0][0]), bits(both[1])] == list(map(bits, alone))
-    with pytest.raises(ValueError, match="a scale for each array is not differentiable"):
-        gpucast.cast_many([torch.ones(2, requires_grad=True), torch.ones(2)], "FLOAT16", scale=np.float32([1, 2]))
+    amax, grown = torch.zeros(()), torch.ones(2, requires_grad=True)
+    with pytest.raises(ValueError, match=r"arrays\[0\]: x requires grad, and a scale for each array is not differ"):
+        gpucast.cast_many([grown, torch.ones(2)], "FLOAT16", scale=np.float32([1, 2]), amax=amax)
+    assert amax == 0
     for arrays, match in (
         (lambda x: [w.numpy(), x], r"arrays\[1\]: torch.vmap cannot batch a cast to INT4"),
         (

@@ -78,6 +78,10 @@ def test_wrong_outs(warm: bool, on_device: bool, keywords: dict[str, Any], cuda:
     packed = PackedArray(memory[:4], "UINT4", (8,))
     cases = [(x, "UINT16", *wrong) for wrong in wrong_outs(x, on_device)]
     cases += [(packed, "INT4", *wrong) for wrong in wrong_packed_outs(memory, on_device)]
+    if on_device:
+        # Results on a device are packed whatever the source is.
+        apart, codes = make(True, (16,), np.int16)[::2], make(True, (8,)).view(ml_dtypes.int4)
+        cases.append((apart, "INT4", codes, TypeError, "expected a PackedArray of INT4"))
     for source, to, out, error, match in cases:
         plans.forget()
         if warm:

@@ -347,6 +347,7 @@ def test_bad_calls() -> None:
         (x, "FLOAT16", {"out": half.to_sparse()}, TypeError, "layout sparse_coo"),
         (x[:, :5], "FLOAT4E2M1", {}, ValueError, r"x has shape \(4, 5\); torch has FLOAT4E2M1 in pairs"),
         (x, "FLOAT4E2M1", {"out": pairs}, ValueError, "pairs that are not contiguous"),
+        (x, "FLOAT16", {"out": pairs.T.contiguous()}, TypeError, "cast: out is PackedArray; expected an array of FLO"),
     ):
         with pytest.raises(error, match=match):
             gpucast.cast(source, to, **keywords)

@@ -110,6 +110,14 @@ def test_what_can_carry_no_gradient_is_refused(call: Callable[..., Any], to: DTy
         call(x, to)
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_what_is_refused_for_its_gradient_leaves_amax(many: bool) -> None:
+    x, amax = torch.ones(4, requires_grad=True), torch.zeros(())
+    with pytest.raises(ValueError, match="through which torch passes no gradient"):
+        gpucast.cast_many([x], "FLOAT6E2M3", amax=amax) if many else gpucast.cast(x, "FLOAT6E2M3", amax=amax)
+    assert amax == 0
+
+
 def test_integers_have_none() -> None:
     x = torch.ones(4, requires_grad=True)
     for to in ("INT8", "INT4", "BOOL", "STRING"):

@@ -218,11 +218,12 @@ def test_given_scales(driver: HostDriver, exhaustive: bool) -> None:
             compare(quantize(upload(x), name, axis=axis, scale=upload(per_block)), expected, name)
     for name in ("int8_64", "float8e4m3fn_128x128", "int8_tensor")[: 3 if exhaustive else 1]:
         check(x, name, (-1, "both"), scale=0.3)
-    for amax in np.float32([0, 2.0**-149, 7, 3e38]):
-        expected = exact_quantize.quantize(x, ALL["nvfp4"], amax=amax)
-        for given in (amax, float(amax), upload(amax)):
+    for amax, name in ((0, "nvfp4"), (2.0**-149, "nvfp4"), (7, "nvfp4"), (3e38, "nvfp4"), (7, "nvfp4_16x16")):
+        top = np.float32(amax)
+        expected = exact_quantize.quantize(x, ALL[name], amax=top)
+        for given in (top, float(top), upload(top)):
             for place in (upload(x), x):
-                compare(quantize(place, "nvfp4", amax=given), expected, f"amax {amax}")
+                compare(quantize(place, name, amax=given), expected, f"{name}, amax {amax}")
     with pytest.raises(TypeError, match="amax= has dtype float64; expected FLOAT on the device of x"):
         quantize(upload(x), "nvfp4", amax=upload(np.array(1.0)))
     with pytest.raises(ValueError, match="finite and above 0"):

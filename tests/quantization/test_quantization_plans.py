@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import gpucast
+import processor_modes
 from bench import idle_cuda
 from bench.entered import functions
 from gpucast.casting import plans
@@ -224,3 +225,34 @@ def in_little_stack(function: Callable[[], int]) -> list[int]:
     finally:
         threading.stack_size(before)
     return said
+
+
+class _Strict(np.ndarray):
+    """Takes no function of NumPy."""
+
+    def __array_function__(self, *call: Any) -> Any:
+        raise TypeError("no implementation found")
+
+
+def test_arrays_of_other_classes_are_asked_by_no_function_of_numpy() -> None:
+    x = np.ones((2, 32), np.float32).view(_Strict)
+    assert gpucast.hadamard(x, 16).shape == gpucast.quantize(x, "nvfp4").shape == (2, 32)
+
+
+@processor_modes.needed
+@pytest.mark.parametrize("modes", processor_modes.ALL, ids=str)
+def test_a_plan_made_under_foreign_modes_keeps_nothing_of_them(modes: processor_modes.Modes) -> None:
+    """The factor of a transform is a power, which C computes by the modes."""
+    x = np.random.default_rng(0).standard_normal((6, 32)).astype(np.float32)
+    calls = {
+        "hadamard": lambda: gpucast.hadamard(x, 16),
+        "quantize": lambda: gpucast.quantize(x, "mxfp8e4m3", hadamard=32).dequantize(),
+    }
+    for name, call in calls.items():
+        wanted = call().tobytes()
+        plans.forget()
+        with processor_modes.under(modes):
+            call()
+            found = call()
+        assert found.tobytes() == wanted == call().tobytes(), name
+    plans.forget()

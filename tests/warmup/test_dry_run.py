@@ -119,6 +119,14 @@ def test_scales_in_every_order_are_there(name: str) -> None:
             assert any(work in one and one.endswith(f"_{layout}") for one in names), (work, layout)
 
 
+def test_every_format_is_recorded_whole() -> None:
+    """To the way back, which is asked for last."""
+    for name, format in FORMATS.items():
+        with dry_run.dry_run(Tracer) as recorder:
+            calls.quantized(recorder, name, format, dtype("BFLOAT16"), {})
+        assert any("_back" in kernel.name for kernel in recorder.kernels), name
+
+
 def test_trees_of_any_length_have_their_kernels() -> None:
     """Warm-up records two arrays for any number; a table holds fewer arrays with a scale."""
     for scaled, lengths in ((False, (2, 136, 137)), (True, (2, 100, 130))):

@@ -8,13 +8,11 @@ transforms, modes and compilers see the custom ops of `gpucast.libraries.torch.o
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import torch
 
-from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast
 from gpucast.casting.cast_many import cast_many
 from gpucast.core.dtypes import DType
@@ -124,13 +122,8 @@ def attach_all(sources: list[torch.Tensor], results: list[Any], scale: Any, call
         for i, (x, y) in enumerate(zip(sources, results, strict=True))
         if x.requires_grad and isinstance(y, torch.Tensor) and y.dtype.is_floating_point
     ]
-    for x, y in zip(sources, results, strict=True):
-        if isinstance(y, PackedArray):
-            tensors.check_gradient(x, y.dtype, "cast_many")
     attached = list(results)
     if places and torch.is_grad_enabled():
-        if scale is not None and math.prod(np.shape(scale)) != 1:
-            raise ValueError("cast_many: a scale for each array is not differentiable; pass detached tensors")
         for i in places:
             warn(tensors.dtype_of(results[i], caller), caller)
         differentiable = _BatchCast.apply([results[i] for i in places], scale, *[sources[i] for i in places])

@@ -77,6 +77,9 @@ class TorchLibrary(Library):
         records, caller, numbers = torch.is_grad_enabled(), options.caller, x.detach()
         if records and options.out is not None:
             tensors.check_into(x, caller)
+        if records and options.amax is not None:
+            # It would be written first.
+            tensors.check_gradient(x, destination(to, options), caller)
         y = cast(numbers, to, options)
         if y is numbers:
             return x
@@ -178,6 +181,7 @@ class TorchLibrary(Library):
 
     def empty_like(self, x: torch.Tensor, dst: DType, caller: str) -> tuple[Any, Any]:
         shape = tensors.shape_of(x)
+        tensors.check_gradient(x, dst, caller)
         tensors.check_pairs(shape, dst, caller)
         y = tensors.new(x, dst.name, caller=caller)
         array = tensors.take(y, caller, writing=True)

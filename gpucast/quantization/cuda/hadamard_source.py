@@ -140,12 +140,15 @@ def hadamard_kernel(
         listed = ", ".join(f"{name} = {size}" for name, size in sizes.items())
         head += f"namespace gpucast {{\nstruct {name}_tiles {{\n    enum : u32 {{ {listed} }};\n}};\n}}\n"
         # The compiler chooses, but where it would have registers spill: for two scales of a transposed result alone,
-        # and for codes of 2 bits of which the plain ones alone are of runs, shorter than their blocks.
+        # for codes of 2 bits of which the plain ones alone are of runs, shorter than their blocks, and for random words
+        # beside transposed runs of 128.
         resident: int | str = 0
         if format.rule == "4over6" and not plain and not stochastic:
             resident = "(GPUCAST_ARCH < 1000 ? 2 : 0)"
         elif rule.dst.bits == 2 and plain and turned and 64 <= length < block and not turned_length:
             resident = "(GPUCAST_ARCH < 1000 ? 0 : 3)"
+        elif stochastic and turned_length == 128:
+            resident = "(GPUCAST_ARCH < 1000 ? 0 : 2)"
         line = f"GPUCAST_HADAMARD_TILES({name}, {src.name}, {threads}, {resident}, {of_format}, {block})\n"
     elif kind == "rows":
         turns = ROW_TURNS if src.bits <= 16 and not stochastic else 1

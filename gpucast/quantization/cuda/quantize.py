@@ -70,7 +70,9 @@ def quantize(call: BlockCall) -> list[Parts]:
         if format.global_scale:
             if given is None:
                 global_scale = wanted[0].global_scale
-                searched = call.x if amax is None else memory.dense(amax, workspace, "amax").reshape(-1)
+                # In as many dimensions as the blocks of the format have.
+                ones = (1,) * (format.min_ndim - 1)
+                searched = call.x if amax is None else memory.dense(amax, workspace, "amax").reshape(*ones, -1)
                 find_global_scale(call, searched, global_scale, device)
             else:
                 global_scale = memory.given(given, device, wanted[0].global_scale, workspace)
@@ -218,7 +220,9 @@ def swizzle(
     assert device is not None
     with driver.driver().on(device):
         scales = memory.dense(scales, Workspace("swizzle", device), "scales")
-        out = cuda.new(shape if back else (size,), kind) if out is None else out
+        if out is None:
+            cuda.check_allocation("swizzle")
+            out = cuda.new(shape if back else (size,), kind)
         if size:
             rows, columns = math.prod(shape[:-1]), shape[-1]
             blocks = BlockGrid((1, rows, columns), (1, 1, 1), (1, rows, columns))

@@ -237,8 +237,8 @@ def test_import_stays_quick() -> None:
     assert len(ours) <= 48, sorted(ours)
     # Of Python's and NumPy's: Python 3.10 to 3.13 load a few of these in any case, and 3.14 the layouts of structures.
     cheap = {
-        "__future__", "copy", "ctypes._layout", "dataclasses", "errno", "numpy._typing._add_docstring", "numpy.typing", "signal",
-        "threading",
+        "__future__", "copy", "ctypes._layout", "dataclasses", "errno", "numpy._typing._add_docstring", "numpy.typing",
+        "signal", "threading",
     }  # fmt: skip
     assert {name for name in added if name not in ours} <= cheap
     later = "casting.cast_report core.strings host.text kernel.host_units reference.exact_cast warmup.request"

@@ -10,88 +10,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 import gpucast
+from bench.gpu.places import DeviceCall, NDArray, Place, both, empty, like, placed
 from gpucast import PackedArray, mixed
 from gpucast.core.dtypes import dtype
 from gpucast.quantization import Quantized, swizzle
-
-NDArray = npt.NDArray[Any]
 
 ROWS, COLUMNS = 32, 256
 X: NDArray = np.random.default_rng(11).standard_normal((ROWS, COLUMNS)).astype(np.float32)
 X[3] = 0
 #: Where groups of rows end.
 ENDS: NDArray = np.array([7, 7, 20, 29], np.int32)
-
-
-class Place(Protocol):
-    """Where the arrays of a call are."""
-
-    @property
-    def on_device(self) -> bool:
-        """Whether it is a device."""
-
-    @property
-    def once(self) -> bool:
-        """Whether calls go into given arrays alone, and not into new ones too."""
-
-    def __call__(self, name: str, x: NDArray, *, whole: bool = False) -> Any:
-        """A copy of a host array there. `whole`: numbers that are taken at multiples of their size alone."""
-
-
-@dataclass(frozen=True)
-class DeviceCall:
-    """A call with a name; ``run(place)`` returns its results, however they are nested."""
-
-    family: str
-    name: str
-    run: Callable[[Place], Any]
-
-
-def _both(place: Place, call: Callable[..., Any], out: Any) -> Any:
-    """The result of a call into `out`, and into new arrays."""
-    return (call(out=out),) if place.once else (call(out=out), call())
-
-
-def _like(place: Place, name: str, result: Any) -> Any:
-    """Memory like that of a result on the host, with other bits."""
-    if isinstance(result, Quantized):
-        parts = {part: _like(place, f"{name}.{part}", array) for part, array in result.parts().items()}
-        return replace(result, **parts)
-    if isinstance(result, PackedArray):
-        return PackedArray(_like(place, name, result.data), result.dtype, result.shape)
-    if isinstance(result, tuple):
-        names = getattr(result, "_fields", range(len(result)))
-        made: list[Any] = [
-            None if one is None else _like(place, f"{name}.{of}", one) for of, one in zip(names, result, strict=True)
-        ]
-        return type(result)(*made) if hasattr(result, "_fields") else tuple(made)
-    if dtype(result.dtype).packed:
-        return _like(place, name, PackedArray.pack(result))
-    return place(name, np.full(result.nbytes, 0x5A, np.uint8).view(result.dtype).reshape(result.shape))
-
-
-def _empty(place: Place, name: str, to: str, shape: tuple[int, ...] = X.shape) -> Any:
-    x = np.empty(shape, dtype(to).numpy)
-    there = _like(place, name, x)
-    # On the host casts of arrays to types below one byte are arrays of NumPy.
-    return there if place.on_device else x
-
-
-def _placed(place: Place, name: str, x: Any) -> Any:
-    """A host array, a PackedArray or a `Quantized` at a place."""
-    if isinstance(x, Quantized):
-        return replace(x, **{part: _placed(place, f"{name}.{part}", array) for part, array in x.parts().items()})
-    if isinstance(x, PackedArray):
-        return PackedArray(place(name, x.data), x.dtype, x.shape)
-    return place(name, x)
 
 
 # ---- casts ----
@@ -115,14 +49,14 @@ def _source(src: str) -> Any:
 
 
 def _plain(place: Place, src: str, dst: str, layout: str) -> Any:
-    x = _LAYOUTS[layout](_placed(place, "x", _source(src)))
-    return _both(place, partial(gpucast.cast, x, dst), _empty(place, "out", dst, x.shape))
+    x = _LAYOUTS[layout](placed(place, "x", _source(src)))
+    return both(place, partial(gpucast.cast, x, dst), empty(place, "out", dst, x.shape))
 
 
 def _fused(place: Place, dst: str, scale: Any = None, measures: bool = False, rounding: Any = None) -> Any:
     amax = place("amax", np.zeros((), np.float32), whole=True) if measures else None
     given = place("scale", scale, whole=True) if isinstance(scale, np.ndarray) else scale
-    seed, out = 5 if rounding else None, _empty(place, "out", dst)
+    seed, out = 5 if rounding else None, empty(place, "out", dst, X.shape)
     return gpucast.cast(place("x", X), dst, scale=given, amax=amax, rounding=rounding, seed=seed, out=out), amax
 
 
@@ -138,7 +72,7 @@ _ASKED: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 
 def _by(place: Place, src: str, dst: str, asked: dict[str, Any]) -> Any:
-    return gpucast.cast(_placed(place, "x", _source(src)), dst, out=_empty(place, "out", dst), **asked)
+    return gpucast.cast(placed(place, "x", _source(src)), dst, out=empty(place, "out", dst, X.shape), **asked)
 
 
 def _report(place: Place) -> str:
@@ -184,17 +118,17 @@ def _many(place: Place, dst: str, fuse: str, second: str) -> Any:
     kinds = ("FLOAT", "BFLOAT16", "FLOAT8E5M2")
     arrays = [place(f"x{i}", gpucast.reference.cast(X[i:], kind)) for i, kind in enumerate(kinds)]
     arrays[1] = _SECOND[second](arrays[1])
-    out = [_empty(place, f"out{i}", dst, one.shape) for i, one in enumerate(arrays)]
+    out = [empty(place, f"out{i}", dst, one.shape) for i, one in enumerate(arrays)]
     given, keywords = _FUSES[fuse]
     there = {name: place(name, x, whole=True) for name, x in given.items()}
     call = partial(gpucast.cast_many, arrays, dst, **there, **keywords)
-    found = [_both(place, call, out) for _ in range(1 if place.once else 2)]
+    found = [both(place, call, out) for _ in range(1 if place.once else 2)]
     return found, there.get("amax"), there.get("finite")
 
 
 def _computed(place: Place, dst: str) -> Any:
     amax, half = place("amax", np.zeros((), np.float32), whole=True), place("b", gpucast.reference.cast(X, "FLOAT16"))
-    f, out = gpucast.ufunc("a * b + c", dst), _empty(place, "out", dst)
+    f, out = gpucast.ufunc("a * b + c", dst), empty(place, "out", dst, X.shape)
     return f(place("a", X), half, place("c", X[0]), amax=amax, out=out), amax
 
 
@@ -239,8 +173,8 @@ def _words(more: dict[str, Any]) -> str:
 def _quantized(place: Place, x: NDArray, format: str, more: dict[str, Any], given: dict[str, Any]) -> Any:
     made = gpucast.quantize(x, format, **more, **given)
     keywords = {**more, **{name: place(name, array) for name, array in given.items()}}
-    out, there = _like(place, "out", made), place("x", x)
-    return _both(place, partial(gpucast.quantize, there, format, **keywords), out)
+    out, there = like(place, "out", made), place("x", x)
+    return both(place, partial(gpucast.quantize, there, format, **keywords), out)
 
 
 def _quantizing(
@@ -311,13 +245,13 @@ def _tiles_that_follow() -> Iterator[DeviceCall]:
 
 
 def _back(place: Place, q: Quantized, to: str, length: int | None = None) -> Any:
-    there, out = _placed(place, "q", q), _empty(place, "out", to, q.shape)
-    return _both(place, partial(gpucast.dequantize, there, to, hadamard=length), out)
+    there, out = placed(place, "q", q), empty(place, "out", to, q.shape)
+    return both(place, partial(gpucast.dequantize, there, to, hadamard=length), out)
 
 
 def _swizzled(place: Place, scales: NDArray, layout: Any) -> Any:
     other = swizzle.swizzle(scales, layout=layout)
-    out, back = _like(place, "out", other), _like(place, "back", scales)
+    out, back = like(place, "out", other), like(place, "back", scales)
     return (
         swizzle.swizzle(place("scales", scales), layout=layout, out=out),
         swizzle.unswizzle(place("other", other), scales.shape, layout=layout, out=back),
@@ -344,7 +278,7 @@ def _dequantize_calls() -> Iterator[DeviceCall]:
 def _transformed(place: Place, length: int, src: str, to: str, axis: int, inverse: bool) -> Any:
     # Runs along the first axis have as many numbers as it.
     numbers = X if axis else X.reshape(-1, ROWS)
-    x, out = place("x", gpucast.reference.cast(numbers, src)), _empty(place, "out", to, numbers.shape)
+    x, out = place("x", gpucast.reference.cast(numbers, src)), empty(place, "out", to, numbers.shape)
     return gpucast.hadamard(x, length, axis=axis, to=to, inverse=inverse, seed=2, out=out)
 
 
@@ -411,14 +345,14 @@ def _quantized_groups(
     offsets = np.concatenate([ENDS + ROWS * i for i in range(times)]).astype(np.int32)
     given: dict[str, Any] = {} if scale is None else {"scale": scale}
     made = gpucast.quantize_grouped(x, offsets, format, **more, **given)
-    ends, out, there = place("offsets", offsets), _like(place, "out", made), place("x", x)
+    ends, out, there = place("offsets", offsets), like(place, "out", made), place("x", x)
     given = {name: place(name, array) for name, array in given.items()}
-    return _both(place, partial(gpucast.quantize_grouped, there, ends, format, **more, **given), out)
+    return both(place, partial(gpucast.quantize_grouped, there, ends, format, **more, **given), out)
 
 
 def _cast_groups(place: Place, src: str, to: str, pad: int) -> Any:
     x, ends, each = gpucast.reference.cast(X, src), ENDS.astype(np.int64), np.arange(1, 5, dtype=np.float32)
-    out = _like(place, "out", gpucast.cast_grouped(x, ends, to, scale=each, pad=pad))
+    out = like(place, "out", gpucast.cast_grouped(x, ends, to, scale=each, pad=pad))
     there = place("x", x), place("offsets", ends)
     return gpucast.cast_grouped(*there, to, scale=place("scale", each), pad=pad, out=out)
 
@@ -456,7 +390,7 @@ def _unscaled(place: Place, bad: bool) -> Any:
     grads = [gpucast.reference.cast(X, "FLOAT16"), gpucast.reference.cast(X[1:], "BFLOAT16")]
     if bad:
         grads[1][0, 0] = np.inf
-    out = [_empty(place, f"out{i}", "FLOAT", one.shape) for i, one in enumerate(grads)]
+    out = [empty(place, f"out{i}", "FLOAT", one.shape) for i, one in enumerate(grads)]
     finite, there = place("finite", np.array(True)), [place(f"x{i}", one) for i, one in enumerate(grads)]
     scale.unscale(there, out=out, finite=finite)
     scale.adjust(finite)
@@ -466,13 +400,13 @@ def _unscaled(place: Place, bad: bool) -> Any:
 def _selected(place: Place, chosen: bool, kind: str) -> Any:
     codes = [gpucast.reference.cast(x, kind) for x in (X, -X)]
     arrays = [PackedArray.pack(one) if dtype(kind).packed else one for one in codes]
-    new, old = (_placed(place, name, one) for name, one in zip(("new", "old"), arrays, strict=True))
-    return mixed.select_tree(place("finite", np.array(chosen)), [new], [old], out=[_like(place, "out", arrays[0])])
+    new, old = (placed(place, name, one) for name, one in zip(("new", "old"), arrays, strict=True))
+    return mixed.select_tree(place("finite", np.array(chosen)), [new], [old], out=[like(place, "out", arrays[0])])
 
 
 def _delayed(place: Place, dst: str) -> Any:
     scaling = mixed.DelayedScaling(dst, tensors=2, history=2)
-    out, x, y = [_empty(place, f"out{i}", dst) for i in range(2)], place("x", X), place("y", X * 3)
+    out, x, y = [empty(place, f"out{i}", dst, X.shape) for i in range(2)], place("x", X), place("y", X * 3)
     for _ in range(2):
         scaling.cast(x, 1, out=out[1])
         scaling.cast_many([x, y], out=out)

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.gpu.device_calls import FAMILIES, DeviceCall, NDArray
+from bench.gpu.device_calls import FAMILIES
+from bench.gpu.places import DeviceCall, NDArray
 from gpucast import PackedArray
 from gpucast.core.dtypes import dtype
 from gpucast.quantization import Quantized

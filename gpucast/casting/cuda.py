@@ -164,7 +164,9 @@ def _index(x: Any) -> int:
 # ---- memory that calls keep ----
 
 #: Bytes of a cell: of a sector of its own, so that no other memory is in the way of its atomic operations.
-_CELL = 32
+_CELL_BYTES = 32
+#: The key of a cell among the memory of a call.
+_CELL = "cell"
 #: The cells of calls whose memory is not kept, by device, stream and thread: work of one stream never overlaps, and
 #: CUDA's stream of each thread has one number in all of them. CuPy's pool of memory has the same rule.
 _CELLS: dict[tuple[int, int, int], Any] = {}
@@ -202,7 +204,7 @@ class Workspace:
 
     def kept(self, key: Any) -> Any:
         """The array of a key of `items`; None where there is none."""
-        return self._cell if key is _CELL else self._arrays.get(key)
+        return self._cell if key == _CELL else self._arrays.get(key)
 
     def cell(self) -> Any:
         """Some bytes for kernels that find zeros there and leave zeros. RuntimeError as for `array`."""
@@ -214,7 +216,7 @@ class Workspace:
                 self._cell = None if own else _CELLS.get(key)
                 if self._cell is None:
                     self.check_capture()
-                    self._cell = driver.driver().to_device(np.zeros(_CELL, np.uint8))
+                    self._cell = driver.driver().to_device(np.zeros(_CELL_BYTES, np.uint8))
                     if not own:
                         _CELLS[key] = self._cell
                 recording = THREAD.recording

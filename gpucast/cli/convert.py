@@ -171,7 +171,8 @@ def _seed(text: str) -> int:
     return number
 
 
-def run(args: argparse.Namespace) -> int:
+def _request(args: argparse.Namespace) -> Request:
+    """The request that the options make. ValueError for options that do not go together."""
     if args.restart and args.shard is not None and args.shard.count > 1:
         raise ValueError("--restart would discard the work of the other shares; remove OUT.partial before all begin")
     if (args.seed is not None) != (args.rounding == STOCHASTIC):
@@ -187,7 +188,7 @@ def run(args: argparse.Namespace) -> int:
         scale, style = style, None
     detail: Detail = "all" if args.report is not None else "errors"
     choice = Choice(args.to, args.include, args.exclude, args.rule, args.keep, args.drop, args.as_weights)
-    request = Request(
+    return Request(
         choice,
         arguments.attributes_of(args),
         scale,
@@ -199,6 +200,10 @@ def run(args: argparse.Namespace) -> int:
         args.shard_size,
         args.repack,
     )
+
+
+def run(args: argparse.Namespace) -> int:
+    request = _request(args)
     paths = args.input, args.output
     if args.scheduler is not None:
         # Workers have other working directories.

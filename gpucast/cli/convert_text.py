@@ -27,29 +27,7 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
         return f"{plan.target}: was written by another run of the same conversion{verified}"
     if not has_share and outcome.waiting:
         return f"{plan.target}: this share has nothing to do; others have {counted(outcome.waiting, 'file')}"
-    lines = []
-    by_reason: dict[str, list[str]] = {}
-    for _, tensor in plan.left_alone:
-        by_reason.setdefault(_shown(tensor.why), []).append(f"{tensor.name!r} ({_shown(tensor.kind)})")
-    for reason, names in by_reason.items():
-        why = f" ({reason})" if reason else ""
-        lines.append(f"left alone{why}: {_some(names)}")
-    beside: dict[str, list[str]] = {}
-    for file in plan.files:
-        for part in file.sources:
-            for name, what in part.scales.dropped.items():
-                beside.setdefault(what, []).append(repr(name))
-    beside.pop("", None)
-    for what, names in beside.items():
-        lines.append(f"dropped, {what}: {_shown(_some(names))}")
-    copied = sum(file.tensors is None for file in plan.files)
-    if copied:
-        lines.append(f"copied as they are: {counted(copied, 'file')}")
-    if plan.dropped:
-        why = "files say different things" if any(file.parts for file in plan.files) else "the format of OUT has none"
-        lines.append(f"metadata not kept, since {why}: {', '.join(map(repr, plan.dropped))}")
-    if plan.left_out:
-        lines.append(f"not in the one file that was written: {_some(list(map(_shown, plan.left_out)))}")
+    lines = _not_cast(plan)
     scale = plan.request.scale
     if scale not in (None, "none") and all(len(tensor.names) == 1 for _, tensor in plan.converted):
         lines.append(f"--scale {scale} scaled nothing: it is for floating values that go to 8 bits or fewer")
@@ -82,6 +60,34 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
     if outcome.waiting:
         lines.append(f"not written yet: other shares have {counted(outcome.waiting, 'file')} to finish")
     return "\n".join(lines)
+
+
+def _not_cast(plan: ConversionPlan) -> list[str]:
+    """What is left alone, dropped, copied or left out, and why."""
+    lines = []
+    by_reason: dict[str, list[str]] = {}
+    for _, tensor in plan.left_alone:
+        by_reason.setdefault(_shown(tensor.why), []).append(f"{tensor.name!r} ({_shown(tensor.kind)})")
+    for reason, names in by_reason.items():
+        why = f" ({reason})" if reason else ""
+        lines.append(f"left alone{why}: {_some(names)}")
+    beside: dict[str, list[str]] = {}
+    for file in plan.files:
+        for part in file.sources:
+            for name, what in part.scales.dropped.items():
+                beside.setdefault(what, []).append(repr(name))
+    beside.pop("", None)
+    for what, names in beside.items():
+        lines.append(f"dropped, {what}: {_shown(_some(names))}")
+    copied = sum(file.tensors is None for file in plan.files)
+    if copied:
+        lines.append(f"copied as they are: {counted(copied, 'file')}")
+    if plan.dropped:
+        why = "files say different things" if any(file.parts for file in plan.files) else "the format of OUT has none"
+        lines.append(f"metadata not kept, since {why}: {', '.join(map(repr, plan.dropped))}")
+    if plan.left_out:
+        lines.append(f"not in the one file that was written: {_some(list(map(_shown, plan.left_out)))}")
+    return lines
 
 
 def _some(names: list[str]) -> str:

@@ -52,10 +52,11 @@ def run(args: argparse.Namespace) -> int:
         with progress_bar(total, not args.no_progress) as advance:
             rows = [compared(name, a.tensors[name], b.tensors[name], advance) for name in shared]
         missing = {
-            path: sorted(part.tensors.keys() - other.tensors.keys())
+            path: sorted(part.tensors.keys() - other.tensors.keys() - other.problems.keys())
             for path, part, other in ((args.a, a, b), (args.b, b, a))
         }
-        problems = [printable(text) for part in (a, b) for text in part.problems.values()]
+        # What is so on both sides is said once.
+        problems = [printable(text) for text in dict.fromkeys([*a.problems.values(), *b.problems.values()])]
     differ = sum(not found.is_equal for found in rows)
     if args.json:
         document = {"tensors": list(map(_object, rows)), "differ": differ, "only_in": missing, "problems": problems}

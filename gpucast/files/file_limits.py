@@ -23,6 +23,8 @@ CONFIG = 10_000_000
 NPY_HEADER = 10_000
 #: Values and containers in one JSON document: 300,000 tensors, or about 0.5 GB as Python objects.
 VALUES = 1 << 22
+#: Levels of a JSON document that is written again: the deepest known ones have less than ten.
+NESTED = 100
 #: Bytes of a tensor's name: with ".npy" it has to fit into the 16 bits that a ZIP archive has for its length.
 NAME = 65_535 - len(".npy")
 #: Characters of an unknown type in errors and reports.
@@ -46,7 +48,7 @@ _PIECE = 1 << 20
 
 
 class OverLimit(ValueError):
-    """A document holds more than `VALUES`."""
+    """A document holds more than `VALUES`, or is nested too deep."""
 
 
 def parsed_json(
@@ -57,7 +59,8 @@ def parsed_json(
     """The value of a JSON text from a file. `pairs` makes the objects, `number` the numbers with a fraction or an
     exponent.
 
-    ValueError for text that is not JSON, is nested too deep, or is not UTF-8; `OverLimit` for too many values.
+    ValueError for text that is not JSON or not UTF-8; `OverLimit` for too many values, and for such as are nested too
+    deep for Python's stack.
     """
     # Text that is shorter cannot have more.
     if len(text) > VALUES and _marks(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text) > VALUES:
@@ -66,7 +69,18 @@ def parsed_json(
         decoded = text if isinstance(text, str) else text.decode("utf-8")
         return json.loads(decoded, object_pairs_hook=pairs, parse_float=number)
     except RecursionError:
-        raise ValueError("nested too deep") from None
+        raise OverLimit("is nested too deep") from None
+
+
+def check_nesting(document: Any) -> None:
+    """`OverLimit` for a document of more than `NESTED` levels."""
+    level, depth = [document], 0
+    while level:
+        if depth == NESTED:
+            raise OverLimit(f"is nested deeper than {NESTED} levels")
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list)))
+        level = [value for values in inner for value in values if isinstance(value, (dict, list))]
+        depth += 1
 
 
 def _marks(text: bytes) -> int:

@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from types import TracebackType
 from typing import Any, BinaryIO
 
@@ -37,6 +38,7 @@ class TensorFile:
         module = _module(path)
         self.path = path
         self._file: BinaryIO = open_regular(path)
+        self._beside: dict[str, TensorFile] = {}
         self.model: onnx_model.Model | None = None
         self.metadata: dict[str, str] = {}
         try:
@@ -57,7 +59,22 @@ class TensorFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for file in self._beside.values():
+            file.__exit__(None, None, None)
         self._file.close()
+
+    def beside(self, path: str) -> TensorFile:
+        """Another file, or this one: opened once, and open as long as this one."""
+        if path == self.path:
+            return self
+        if path not in self._beside:
+            self._beside[path] = TensorFile(path)
+        return self._beside[path]
+
+    @cached_property
+    def by_name(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        return {tensor.name: tensor for tensor in self.tensors}
 
 
 @contextlib.contextmanager

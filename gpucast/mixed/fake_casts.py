@@ -24,6 +24,7 @@ from gpucast.casting.engine import Call
 from gpucast.casting.fuse import of_rule, resolve_fuse
 from gpucast.casting.list_plans import HOST_KINDS
 from gpucast.core.arithmetic import exact
+from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import nearest
 from gpucast.core.extension import MODULE
@@ -38,11 +39,13 @@ from gpucast.quantization.call_choices import by_numbers
 from gpucast.quantization.cuda_plans import Ask, Asked
 from gpucast.quantization.formats import FORMATS, Format
 from gpucast.quantization.plans import Repeats
-from gpucast.quantization.quantize_array import dequantize, quantize
+from gpucast.quantization.quantize_array import dequantize, quantize_for
 from gpucast.quantization.quantized import of_library, source_array
 
 CALLER = "fake_cast"
 _DEFAULT = Options()
+#: Of blocks, where none is given.
+_AXIS = -1
 
 
 def fake_cast(
@@ -57,7 +60,7 @@ def fake_cast(
     offset: int = 0,
     scale: Any = None,
     amax: Any = None,
-    axis: int = -1,
+    axis: int = _AXIS,
     out: Any = None,
 ) -> Any:
     """Cast `x` to a narrow type and back: one pass over memory, one launch, and a gradient that is straight through.
@@ -84,7 +87,7 @@ def fake_cast(
         An array of one FLOAT that takes the largest magnitude in x, as for `gpucast.cast`. With a format as for
         `gpucast.quantize`.
     axis
-        The axis along which the blocks of a format run.
+        The axis along which the blocks of a format run. Only with a format.
     out
         An array of x's shape and type, which is written and returned.
 
@@ -163,8 +166,7 @@ def _blocks_plan(to: Any, src: DType, rounding: Any, axis: Any) -> Any:
     def run(x: Any, seed: Any, offset: Any, scale: Any, amax: Any, out: Any) -> Any:
         if out is not None:
             return None
-        q = quantize(x, to, axis=axis, rounding=rounding, seed=seed, offset=offset, scale=scale, amax=amax)
-        return dequantize(q, src)
+        return dequantize(quantize_for(CALLER, x, to, axis, rounding, seed, offset, scale, amax), src)
 
     return cast_plans.make("", run)
 
@@ -188,7 +190,7 @@ def _made_plan(kind: Any, rule: CastRule, there: CastRule, back: CastRule, fuses
 #: `amax` is written.
 REPEATS = Repeats(
     "kkkkkf.ffk.kk", _ask_on_device, _host_plan,
-    **dict(zip(Options._fields[:9], _DEFAULT[:9], strict=True)), device=None, out=None, copy=True, axis=-1,
+    **dict(zip(Options._fields[:9], _DEFAULT[:9], strict=True)), device=None, out=None, copy=True, axis=_AXIS,
 )  # fmt: skip
 
 
@@ -211,12 +213,16 @@ def narrow_type(to: Any) -> DType | Format:
     return dst
 
 
-def check_keywords(format: Any, options: Options) -> None:
-    """ValueError for keywords that are not for formats."""
+def check_keywords(to: Any, is_format: bool, options: Options, axis: Any) -> None:
+    """TypeError or ValueError for keywords that are not for formats, or not for types."""
+    if not is_format:
+        if integer(axis, f"{CALLER}: axis") != _AXIS:
+            raise ValueError(f"{CALLER}: axis={axis!r} is for formats with blocks, not for the type {to}")
+        return
     for name in ("saturate", "round_mode", "overflow"):
         given = getattr(options, name)
         if getattr(given, "shape", ()) or given != getattr(_DEFAULT, name):
-            raise ValueError(f"{CALLER}: {name}={given!r} is for types, not for the format {format}")
+            raise ValueError(f"{CALLER}: {name}={given!r} is for types, not for the format {to}")
 
 
 @exact()
@@ -228,10 +234,10 @@ def _checked(x: Any, to: Any, *given: Any) -> Any:
         source = Array.of(array, src)
         there = engines.of(source.device)
         target = None if out is None else calls.target_of(source, resolve(src, src), out, there, CALLER)
+        check_keywords(narrow, isinstance(narrow, Format), options, axis)
         if isinstance(narrow, Format):
-            check_keywords(narrow, options)
-            keywords = {name: getattr(options, name) for name in ("rounding", "seed", "offset", "scale", "amax")}
-            q = quantize(array, to, axis=axis, **keywords)
+            random = options.rounding, options.seed, options.offset
+            q = quantize_for(CALLER, array, to, axis, *random, options.scale, options.amax)
             y = dequantize(q, src, out=None if target is None else target.array)
         else:
             y = _cast(source, narrow, options, target).array

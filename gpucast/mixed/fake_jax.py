@@ -24,6 +24,7 @@ def fake_cast(x: Any, to: Any, options: Options, axis: Any) -> Any:
         return fake_casts.there_and_back(x, to, options, axis)
     if not isinstance(narrow, DType):
         raise TypeError(f"{CALLER}: {narrow} has blocks, which no transform of JAX casts; call it outside")
+    fake_casts.check_keywords(narrow, False, options, axis)
     if isinstance(scale, jax.Array):
         return _fake_cast(narrow, options._replace(scale=None), x, scale)
     return _fake_cast(narrow, options, x, None)

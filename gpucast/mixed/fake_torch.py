@@ -39,8 +39,7 @@ def fake_cast(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Te
         return result
     compiling = torch.compiler.is_compiling()
     name, is_format = _named(to)
-    if is_format:
-        fake_casts.check_keywords(name, options)
+    fake_casts.check_keywords(name, is_format, options, axis)
     y: torch.Tensor
     if not tensors.is_plain(x):
         if type(name) is str and _fits_op(options, axis):

@@ -13,6 +13,7 @@ Sources: the Cast and CastLike schemas, ``onnx.reference.op_run``, ``onnx.backen
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 from gpucast.casting import cast as casting
 from gpucast.core.dtypes import dtype
 from gpucast.core.errors import DeviceUnavailable, printable
-from gpucast.core.rule import DEFAULT_OPSET
+from gpucast.core.rule import DEFAULT_OPSET, Options
 
 try:
     import onnx
@@ -163,7 +164,8 @@ class Backend(OnnxBackend):
         """Refuse a device that casts cannot use now."""
         if device == "CPU":
             return
-        if not isinstance(device, str) or device.partition(":")[0] != "CUDA":
+        if not (isinstance(device, str) and re.fullmatch("CUDA(:[0-9]+)?", device)):
             raise ValueError(f"Backend: device={device!r} is not known; expected 'CPU', 'CUDA' or 'CUDA:N'")
         # A trial cast shows, as no query does, whether driver, libraries and compiler work together.
-        casting.cast(np.zeros(1, np.float32), "FLOAT16", device=device.lower())
+        options = Options(device=device.lower(), caller="Backend")
+        casting.cast_with(np.zeros(1, np.float32), "FLOAT16", options)

@@ -351,7 +351,7 @@ def find(asked: Any, caller: str) -> Format:
     if isinstance(asked, Format):
         return asked
     if getattr(asked, "shape", None):
-        raise TypeError(f"{caller}: the array is the first argument, and the format the second")
+        raise TypeError(f"{caller}: format is an array; expected a name such as 'mxfp4', after the array")
     if not isinstance(asked, str):
         raise TypeError(f"{caller}: format={asked!r} must be a name or a gpucast.quantization.Format")
     name = asked.lower()

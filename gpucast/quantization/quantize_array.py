@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import numpy as np
@@ -159,8 +160,17 @@ def quantize(
     """
     keywords = axis, scale_layout, transpose, rounding, seed, offset, scale, amax, hadamard, signs, device, out
     if scales_of is not None:
-        return untraced(_quantize, x, format, *keywords, scales_of)
+        return untraced(partial(_quantize, scales_of=scales_of), x, format, *keywords)
     return plans.QUANTIZE.checked(_quantize, x, format, keywords)
+
+
+def quantize_for(
+    caller: str, x: Any, format: Any, axis: Any, rounding: Any, seed: Any, offset: Any, scale: Any, amax: Any
+) -> Quantized:
+    """As `quantize`, for another function, whose name its errors have."""
+    keywords = axis, "linear", False, rounding, seed, offset, scale, amax, None, None, None, None
+    q: Quantized | None = plans.QUANTIZE.hit(x, format, *keywords)
+    return plans.QUANTIZE.checked(partial(_quantize, caller=caller), x, format, keywords) if q is None else q
 
 
 class _QuantizeOptions(NamedTuple):
@@ -179,11 +189,12 @@ class _QuantizeOptions(NamedTuple):
     device: Any
     out: Any
     scales_of: Any = None
+    caller: str = _CALLER
 
 
 @exact()
-def _quantize(x: Any, format: Any, *keywords: Any) -> Any:
-    request = _QuantizeOptions(*keywords)
+def _quantize(x: Any, format: Any, *keywords: Any, scales_of: Any = None, caller: str = _CALLER) -> Any:
+    request = _QuantizeOptions(*keywords)._replace(scales_of=scales_of, caller=caller)
     outs = request.out if isinstance(request.out, (tuple, list)) else [request.out]
     owned = [q.owned for q in (*outs, request.scales_of) if isinstance(q, Quantized)]
     with streams.visit(x, request.scale, request.amax, *owned, device=request.device):
@@ -192,22 +203,22 @@ def _quantize(x: Any, format: Any, *keywords: Any) -> Any:
 
 def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     axis, scale_layout, transpose = request.axis, request.scale_layout, request.transpose
-    asked, format = format, recipes.find(format, _CALLER)
-    array, src = source_array(x, _CALLER)
-    check_constant(x, _CALLER)
-    recipes.check_source(asked, format, src, _CALLER)
+    asked, format = format, recipes.find(format, request.caller)
+    array, src = source_array(x, request.caller)
+    check_constant(x, request.caller)
+    recipes.check_source(asked, format, src, request.caller)
     if not isinstance(transpose, (bool, np.bool_, str)):
-        raise TypeError(f"{_CALLER}: transpose={transpose!r} must be False, True or 'both'")
+        raise TypeError(f"{request.caller}: transpose={transpose!r} must be False, True or 'both'")
     if transpose not in (False, True, "both"):
-        raise ValueError(f"{_CALLER}: transpose={transpose!r} must be False, True or 'both'")
+        raise ValueError(f"{request.caller}: transpose={transpose!r} must be False, True or 'both'")
     if transpose and array.ndim < 2:
-        raise ValueError(f"{_CALLER}: transpose={transpose!r} needs two dimensions; x has shape {array.shape}")
+        raise ValueError(f"{request.caller}: transpose={transpose!r} needs two dimensions; x has shape {array.shape}")
     hadamards = _hadamards(request, format)
     # A seed of signs alone rounds nothing.
     of_signs = any(hadamards) and request.signs is None and request.rounding is None
     seed = None if of_signs else request.seed
-    random = resolve_random(format, request.rounding, seed, request.offset, _CALLER)
-    array = engines.named(request.device, _CALLER, engines.of_array(array)).take(array)
+    random = resolve_random(format, request.rounding, seed, request.offset, request.caller)
+    array = engines.named(request.device, request.caller, engines.of_array(array)).take(array)
     here = engine.of(array)
 
     def quantized(parts: Parts, on: int) -> Quantized:
@@ -223,20 +234,20 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     specs = []
     for swapped, how in zip((False, True) if transpose == "both" else (bool(transpose),), hadamards, strict=True):
         shape = ResultSpec(swapped, 0).shape(array.shape)
-        on = checked_axis(axis, shape, format, _CALLER)
+        on = checked_axis(axis, shape, format, request.caller)
         rows = () if transpose == "both" else format.rows_shape(shape, on)
         scale, amax = _global_scale(request, format, array, rows)
-        check_layout(scale_layout, shape, on, format, _CALLER)
-        _check_choice(format, shape, on)
+        check_layout(scale_layout, shape, on, format, request.caller)
+        _check_choice(format, shape, on, request.caller)
         if how is not None:
-            check_runs(how, shape, on, _CALLER)
+            check_runs(how, shape, on, request.caller)
         if request.amax is None:
-            scale = _scale(scale, format, format.scales_shape(shape, on), rows, array)
+            scale = _scale(scale, format, format.scales_shape(shape, on), rows, array, request.caller)
         specs.append(ResultSpec(swapped, on, scale, how))
     call = BlockCall(array, format, specs, random, amax=amax, layout=scale_layout)
     if request.out is not None:
-        outs, targets = checked_outs(request.out, call, src)
-        here.quantize(call._replace(targets=targets, workspace=outs[0].workspace(_CALLER)))
+        outs, targets = checked_outs(request.out, call, src, request.caller)
+        here.quantize(call._replace(targets=targets, workspace=outs[0].workspace(request.caller)))
         return request.out
     results = [quantized(parts, spec.axis) for parts, spec in zip(here.quantize(call), specs, strict=True)]
     return tuple(results) if transpose == "both" else results[0]
@@ -279,18 +290,18 @@ def _hadamards(request: _QuantizeOptions, format: Format) -> list[Hadamard | Non
     both = request.transpose == "both"
     if isinstance(request.hadamard, (tuple, list)):
         if not both or len(request.hadamard) != 2:
-            raise ValueError(f"{_CALLER}: hadamard={request.hadamard!r} is a pair for transpose='both'")
+            raise ValueError(f"{request.caller}: hadamard={request.hadamard!r} is a pair for transpose='both'")
         lengths = list(request.hadamard)
     else:
         lengths = [request.hadamard] * (1 + both)
     if request.signs is not None and lengths.count(None) == len(lengths):
-        raise ValueError(f"{_CALLER}: signs= goes with hadamard=")
+        raise ValueError(f"{request.caller}: signs= goes with hadamard=")
     hadamards = [
-        None if length is None else resolve_hadamard(length, request.signs, request.seed, f"{_CALLER}: hadamard")
+        None if length is None else resolve_hadamard(length, request.signs, request.seed, f"{request.caller}: hadamard")
         for length in lengths
     ]
     if any(hadamards):
-        check_format(format, _CALLER)
+        check_format(format, request.caller)
     return hadamards
 
 
@@ -298,15 +309,15 @@ def _known_scales(request: _QuantizeOptions, format: Format, x: Any) -> Parts:
     """The parts of `scales_of`, with its scales in the linear layout."""
     q = request.scales_of
     if not isinstance(q, Quantized):
-        raise TypeError(f"{_CALLER}: scales_of is {type(q).__name__}; expected a Quantized")
+        raise TypeError(f"{request.caller}: scales_of is {type(q).__name__}; expected a Quantized")
     for name in ("scale", "amax", "hadamard", "signs", "out"):
         if getattr(request, name) is not None:
-            raise ValueError(f"{_CALLER}: {name}= and scales_of= do not go together")
+            raise ValueError(f"{request.caller}: {name}= and scales_of= do not go together")
     if request.transpose:
-        raise ValueError(f"{_CALLER}: transpose={request.transpose!r} and scales_of= do not go together")
-    axis = checked_axis(request.axis, x.shape, format, _CALLER)
-    check_layout(request.scale_layout, x.shape, axis, format, _CALLER)
-    linear = q.with_layout("linear").native(_CALLER)
+        raise ValueError(f"{request.caller}: transpose={request.transpose!r} and scales_of= do not go together")
+    axis = checked_axis(request.axis, x.shape, format, request.caller)
+    check_layout(request.scale_layout, x.shape, axis, format, request.caller)
+    linear = q.with_layout("linear").native(request.caller)
     for name, got, expected in (
         ("format", q.format, format),
         ("shape", q.shape, x.shape),
@@ -314,15 +325,15 @@ def _known_scales(request: _QuantizeOptions, format: Format, x: Any) -> Parts:
         ("device", devices.name(device_index(linear.scales)), devices.name(device_index(x))),
     ):
         if got != expected:
-            raise ValueError(f"{_CALLER}: scales_of has {name} {got}; expected {expected}")
+            raise ValueError(f"{request.caller}: scales_of has {name} {got}; expected {expected}")
     return linear
 
 
-def _check_choice(format: Format, shape: tuple[int, ...], axis: int) -> None:
+def _check_choice(format: Format, shape: tuple[int, ...], axis: int, caller: str) -> None:
     """ValueError for blocks between whose two scales no kernel chooses."""
     if format.rule == "4over6" and (not shape or axis != len(shape) - 1 or shape[axis] % 16):
         raise ValueError(
-            f"{_CALLER}: {format} needs whole blocks along the last axis; axis={axis} of shape {shape} (with "
+            f"{caller}: {format} needs whole blocks along the last axis; axis={axis} of shape {shape} (with "
             "transpose=True the former columns are rows)"
         )
 
@@ -332,27 +343,29 @@ def _global_scale(request: _QuantizeOptions, format: Format, x: Any, rows: tuple
     if request.amax is None:
         return request.scale, None
     if not format.global_scale:
-        raise ValueError(f"{_CALLER}: amax= is for formats with a global scale, not for {format}")
+        raise ValueError(f"{request.caller}: amax= is for formats with a global scale, not for {format}")
     if request.scale is not None:
-        raise ValueError(f"{_CALLER}: amax= and scale= both give the global scale; expected one of them")
-    amax = as_array(request.amax, _CALLER)
-    if isinstance(amax, PackedArray) or dtype(amax.dtype, caller=_CALLER).family not in ("float", "int"):
-        raise TypeError(f"{_CALLER}: amax= has dtype {amax.dtype}; expected numbers")
-    amax = _one_or_of_rows(amax, rows, "amax=", "expected one element")
+        raise ValueError(f"{request.caller}: amax= and scale= both give the global scale; expected one of them")
+    amax = as_array(request.amax, request.caller)
+    if isinstance(amax, PackedArray) or dtype(amax.dtype, caller=request.caller).family not in ("float", "int"):
+        raise TypeError(f"{request.caller}: amax= has dtype {amax.dtype}; expected numbers")
+    amax = _one_or_of_rows(amax, rows, "amax=", "expected one element", request.caller)
     if not isinstance(amax, np.ndarray) and device_index(amax) == device_index(x):
         if amax.dtype != np.float32:
-            raise TypeError(f"{_CALLER}: amax= has dtype {amax.dtype}; expected FLOAT on the device of x")
+            raise TypeError(f"{request.caller}: amax= has dtype {amax.dtype}; expected FLOAT on the device of x")
         return None, amax
     numbers = np.asarray(engines.to_host(amax).astype(np.float32))
     usable = (numbers >= 0) & (numbers < math.inf)
     if not usable.all():
-        raise ValueError(f"{_CALLER}: amax={_first(numbers, usable)!r} must be finite and not below 0, as a FLOAT")
+        raise ValueError(
+            f"{request.caller}: amax={_first(numbers, usable)!r} must be finite and not below 0, as a FLOAT"
+        )
     scale = np.asarray(quantize_on_host.global_scale(numbers, format, dtype(x.dtype)))
     # A row of zeros has what the formula gives, as on a device.
     if not scale.ndim and not 0 < scale < math.inf:
         raise ValueError(
-            f"{_CALLER}: amax={float(numbers)!r} gives {format} the global scale {float(scale)!r}; expected one above "
-            "0 and finite"
+            f"{request.caller}: amax={float(numbers)!r} gives {format} the global scale {float(scale)!r}; expected one "
+            "above 0 and finite"
         )
     return scale, None
 
@@ -362,56 +375,54 @@ def _first(numbers: Any, usable: Any) -> float:
     return float(numbers[~usable].flat[0])
 
 
-def _one_or_of_rows(numbers: Any, rows: tuple[int, ...], name: str, wanted: str) -> Any:
+def _one_or_of_rows(numbers: Any, rows: tuple[int, ...], name: str, wanted: str, caller: str) -> Any:
     """An array of shape (), or of one number for each of several rows. ValueError for another one."""
     if math.prod(rows) != 1 and numbers.shape in (rows, (*rows, 1)):
         return numbers.reshape(rows)
     if numbers.size != 1:
         more = f", or one for each row, shape {rows}" if rows else ""
-        raise ValueError(f"{_CALLER}: {name} has shape {numbers.shape}; {wanted}{more}")
+        raise ValueError(f"{caller}: {name} has shape {numbers.shape}; {wanted}{more}")
     return numbers.reshape(())
 
 
-def _scale(scale: Any, format: Format, shape: tuple[int, ...], rows: tuple[int, ...], x: Any) -> Any:
+def _scale(scale: Any, format: Format, shape: tuple[int, ...], rows: tuple[int, ...], x: Any, caller: str) -> Any:
     """The caller's scales for x. Scales on the host, or for an x on the host, are converted to FLOAT and checked."""
     if scale is None:
         return None
     if format.steps is not None and format.steps.code_needs_amax:
-        raise ValueError(f"{_CALLER}: scale= is not for {format}, whose codes need more than the scale")
+        raise ValueError(f"{caller}: scale= is not for {format}, whose codes need more than the scale")
     if format.zero_points or not (format.global_scale or format.scale.name == "FLOAT"):
-        raise ValueError(
-            f"{_CALLER}: scale= is for formats with FLOAT scales and without zero points, not for {format}"
-        )
+        raise ValueError(f"{caller}: scale= is for formats with FLOAT scales and without zero points, not for {format}")
     given = scale if namespace(scale) is not None else np.asarray(scale)
     if given.dtype.kind not in "fiu":
-        raise TypeError(f"{_CALLER}: scale={scale!r} has dtype {given.dtype}; expected a number or an array of them")
+        raise TypeError(f"{caller}: scale={scale!r} has dtype {given.dtype}; expected a number or an array of them")
     if isinstance(x, np.ndarray):
         given = engines.to_host(given)
     if isinstance(given, np.ndarray):
         given = given.astype(np.float32)
         usable = np.isfinite(given) & (given > 0)
         if not usable.all():
-            raise ValueError(f"{_CALLER}: scale={_first(given, usable)!r} must be finite and above 0, as a FLOAT")
+            raise ValueError(f"{caller}: scale={_first(given, usable)!r} must be finite and above 0, as a FLOAT")
     if format.global_scale:
-        return _one_or_of_rows(given, rows, "scale=", "the scales have ()")
+        return _one_or_of_rows(given, rows, "scale=", "the scales have ()", caller)
     if math.prod(shape) == 1 and given.size == 1:
         return given.reshape(shape)
     try:
         np.broadcast_to(np.empty(given.shape, bool), shape)
     except ValueError:
-        raise ValueError(f"{_CALLER}: scale= has shape {given.shape}; the scales have {shape}") from None
+        raise ValueError(f"{caller}: scale= has shape {given.shape}; the scales have {shape}") from None
     return given
 
 
-def checked_outs(out: Any, call: BlockCall, src: DType) -> tuple[list[Quantized], list[Parts]]:
+def checked_outs(out: Any, call: BlockCall, src: DType, caller: str) -> tuple[list[Quantized], list[Parts]]:
     """The `out` of a call as a list, and the native parts. TypeError or ValueError where it cannot take the results."""
     x, format, specs, amax = call.x, call.format, call.results, call.amax
     of_rows = specs[0].scale if amax is None else amax
     outs = list(out) if isinstance(out, (tuple, list)) else [out]
     if len(outs) != len(specs) or not all(isinstance(q, Quantized) for q in outs):
         wanted = "a Quantized" if len(specs) == 1 else "a tuple of two Quantized"
-        raise TypeError(f"quantize: out is {_named(out)}; expected {wanted}")
-    parts = [q.native(_CALLER, writing=True) for q in outs]
+        raise TypeError(f"{caller}: out is {_named(out)}; expected {wanted}")
+    parts = [q.native(caller, writing=True) for q in outs]
     for q, native, spec in zip(outs, parts, specs, strict=True):
         pairs: tuple[tuple[str, Any, Any], ...] = (
             ("format", q.format, format),
@@ -424,7 +435,7 @@ def checked_outs(out: Any, call: BlockCall, src: DType) -> tuple[list[Quantized]
         )
         for name, got, expected in pairs:
             if got != expected:
-                raise ValueError(f"quantize: out has {name} {got}; expected {expected}")
+                raise ValueError(f"{caller}: out has {name} {got}; expected {expected}")
     written = [
         Place(f"out.{name}", part) for native in parts for name, part in vars(native).items() if part is not None
     ]
@@ -441,7 +452,7 @@ def checked_outs(out: Any, call: BlockCall, src: DType) -> tuple[list[Quantized]
         (place.name, Array.of(place.array).address if place.name in common else i): place
         for i, place in enumerate(written)
     }
-    check_written(list(once.values()), read, _CALLER)
+    check_written(list(once.values()), read, caller)
     return outs, parts
 
 

@@ -14,7 +14,8 @@ import pytest
 
 import gpucast
 from bench.gpu import families, libraries, profiled
-from bench.gpu.device_calls import FAMILIES, DeviceCall, Place
+from bench.gpu.device_calls import FAMILIES
+from bench.gpu.places import DeviceCall, Place
 from host_driver import HostDriver, download, installed, upload
 
 PROJECT = Path(__file__).parents[2]

@@ -229,6 +229,17 @@ def test_codes_without_their_scales_are_no_weights(scale: str | None, config: An
     assert_same(files.load("out/model.safetensors")["l.weight"], F8["l.weight"].astype(ml_dtypes.bfloat16))
 
 
+def test_a_part_of_codes_alone_is_no_weight(capsys: pytest.CaptureFixture[str]) -> None:
+    model(F8 | {"norm.weight": SIX}, quantization_config=BLOCKS)
+    for options in ([], ["--rule", "l.*=keep"]):
+        said = failure(capsys, "in", "out", "--to", "BFLOAT16", "--as-weights", "*_inv", *options)
+        assert (
+            "--as-weights is for 'l.weight_scale_inv', a part of 'l.weight', whose numbers need it; name 'l.w" in said
+        )
+    assert convert("in", "out", "--to", "BFLOAT16", "--as-weights", "*_inv", "--as-weights", "l.weight") == 0
+    assert files.load("out/model.safetensors")["l.weight_scale_inv"].dtype == ml_dtypes.bfloat16
+
+
 # ---- config.json ----
 
 
@@ -288,6 +299,19 @@ def test_files_that_cannot_be_read_stop_it(name: str, text: str, capsys: pytest.
     assert not Path("out").exists()
     assert main(["inspect", "in"]) == 0 and f"{name}: is no JSON object" in capsys.readouterr().out
     assert convert("in", "out", "--to", "BFLOAT16", "--as-weights", "*") == 0
+
+
+@pytest.mark.parametrize("levels", [101, 900, 5000])
+@pytest.mark.parametrize("name", ["config.json", "quant_config.json", "model.safetensors.index.json"])
+def test_a_file_that_is_nested_deep_is_named(name: str, levels: int, capsys: pytest.CaptureFixture[str]) -> None:
+    model({"l.weight": numbers(128, 128)})
+    Path("in", name).write_text('{"a":' * levels + "1" + "}" * levels)
+    assert f"in/{name}: is nested " in failure(capsys, "in", "out", "--to", "BFLOAT16")
+    assert main(["diff", "in", "in"]) == (name == "model.safetensors.index.json")
+    assert "recursion" not in capsys.readouterr().err
+    Path("in", name).write_text('{"weight_map": {"l.weight": "model.safetensors"}, "a":' + "[" * 98 + "]" * 98 + "}")
+    if name != "quant_config.json":
+        assert convert("in", "out", "--to", "BFLOAT16") == 0
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,9 @@ def ignored(style: str) -> list[str]:
     return names
 
 
-def written(style: str, tensors: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def written(style: str, tensors: dict[str, Any], **config: Any) -> tuple[dict[str, Any], list[str]]:
     """The tensors of the file, and the layers that the config tells loaders to leave alone."""
-    model(tensors)
+    model(tensors, **config)
     assert convert("in", "out", *BLOCKS, "--style", style) == 0
     return header("out/model.safetensors"), ignored(style)
 
@@ -58,10 +58,29 @@ def test_a_last_layer_that_shares_the_embedding_is_ignored(style: str) -> None:
 
 
 @pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    ("kind", "head"), [("bert", "cls.predictions.decoder"), ("whisper", "proj_out"), ("distilbert", "vocab_projector")]
+)
+def test_last_layers_of_other_names_are_ignored_too(kind: str, head: str, style: str) -> None:
+    # transformers 5.23 filled the scales of a quantized one with what was in memory: infinite logits, and NaN.
+    tensors = {"embed.weight": numbers(8, 128), "encoder.l.weight": numbers(128, 128)}
+    shared = {"deepseek": head, "compressed-tensors": f"re:.*{head}$"}[style]
+    for config in ({"model_type": kind}, {"text_config": {"model_type": kind}}):
+        assert shared in written(style, tensors, **config)[1]
+        shutil.rmtree("out")
+    assert not any(head in name for name in written(style, tensors, model_type="llama")[1])
+    shutil.rmtree("out")
+    # One of its own is quantized, as any layer.
+    found, left = written(style, tensors | {f"{head}.weight": numbers(128, 128)}, model_type=kind)
+    name = next(one for one in found if one.endswith(f"{head}.weight"))
+    assert found[name][0] == "F8_E4M3" and not any(head in name for name in left)
+
+
+@pytest.mark.parametrize("style", STYLES)
 def test_layers_that_vllm_builds_without_quantization(style: str) -> None:
     # models/qwen2_moe.py, llama4.py, deepseek_v2.py, deepseek_mtp.py: given float8, they would not ask for its scales.
     kept = ["mlp.gate", "mlp.shared_expert_gate", "feed_forward.router", "eh_proj", "shared_head.head"]
-    kept += ["self_attn.indexer.weights_proj"]
+    kept += ["self_attn.indexer.weights_proj", "mlp.gate.wg", "mlp.router_mlp.fc1", "transformer.query_feat"]
     names = [f"model.layers.1.{name}" for name in kept]
     quantized = "model.layers.1.mlp.gate_proj"
     found, ignored = written(style, {f"{name}.weight": numbers(128, 128) for name in [*names, quantized]})
@@ -77,9 +96,12 @@ def test_ragged_blocks_of_128x128_stay_as_they_are(style: str) -> None:
     ragged = {"model.gate.up.weight": numbers(200, 128), "model.down.weight": numbers(128, 200)}
     whole = {"model.l.weight": numbers(256, 128)}
     # DeepSeek-V3 itself has 576 rows here.
-    latent = {"model.layers.0.self_attn.kv_a_proj_with_mqa.weight": numbers(192, 128)}
-    found, ignored = written(style, {**ragged, **whole, **latent})
-    assert {name for name, (kind, _) in found.items() if kind == "F8_E4M3"} == {*whole, *latent}
+    latent = {"model.layers.0.self_attn.kv_a_proj_with_mqa.weight": numbers(576, 128)}
+    # Of which Fp8Dequantize would make two blocks of 80 rows.
+    shorter = {"model.layers.1.self_attn.kv_a_proj_with_mqa.weight": numbers(160, 128)}
+    found, ignored = written(style, {**ragged, **whole, **latent, **shorter})
+    taken = {} if style == "deepseek" else shorter
+    assert {name for name, (kind, _) in found.items() if kind == "F8_E4M3"} == {*whole, *latent, *taken}
     assert set(ignored) >= {"model.gate.up", "model.down"}
 
 
@@ -138,6 +160,40 @@ def test_transformers_reads_the_numbers_that_gpucast_reads(package: str, options
         assert not any(info.values())
         with torch.no_grad():
             logits.append(loaded.eval()(torch.arange(8)[None]).logits.numpy())
+    assert_same(logits[0], logits[1])
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["bert", "whisper"])
+def test_transformers_reads_models_whose_last_layer_is_called_otherwise(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("compressed_tensors")
+    sizes: dict[str, Any]
+    if kind == "bert":
+        sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+        made: Any = transformers.BertForMaskedLM
+        config, given = transformers.BertConfig(vocab_size=64, **sizes), {"input_ids": torch.arange(8)[None]}
+    else:
+        sizes = dict.fromkeys(("encoder_layers", "decoder_layers"), 1)
+        sizes |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
+        sizes |= dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 128)
+        sizes |= {"max_source_positions": 8, "max_target_positions": 16, "num_mel_bins": 16, "pad_token_id": 0}
+        sizes |= {"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+        made = transformers.WhisperForConditionalGeneration
+        config = transformers.WhisperConfig(vocab_size=64, **sizes)
+        given = {"input_features": torch.ones(1, 16, 16), "decoder_input_ids": torch.arange(8)[None]}
+    torch.manual_seed(0)
+    made(config).save_pretrained("in")
+    assert convert("in", "out", "--to", "INT8", "--scale", "per-channel", "--style", "compressed-tensors") == 0
+    assert convert("out", "back", "--to", "FLOAT") == 0
+    logits = []
+    for path in ("out", "back"):
+        loaded, info = made.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+        assert not any(info.values())
+        with torch.no_grad():
+            logits.append(loaded.eval()(**given).logits.numpy())
     assert_same(logits[0], logits[1])
 
 

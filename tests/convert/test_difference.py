@@ -130,3 +130,19 @@ def test_shapes_that_differ(tmp_path: Path, plain: str, capsys: pytest.CaptureFi
     save(str(tmp_path / "c.safetensors"), {"a.weight": X[:3], "b.weight": X[:2]})
     code, found = _diff(capsys, plain, str(tmp_path / "c.safetensors"))
     assert code == 1 and found["tensors"][0]["problem"] == "shapes (256, 256) and (3, 256)"
+
+
+def test_what_no_side_can_compare_is_said_once(tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, more in (("a", {}), ("b", {"z": X[:1]})):
+        save(str(tmp_path / f"{name}.npz"), {"w": X[:2], "text": np.array(["x"]), "s": np.array([name])} | more)
+    save(str(tmp_path / "c.npz"), {"w": X[:2], "text": X[:1], "s": X[:2]})
+    one, other, numbers = (str(tmp_path / f"{name}.npz") for name in "abc")
+    assert main(["diff", one, other]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"only in {other}: 1 tensor, such as 'z'",
+        *(f"not compared: tensor '{name}' of <U1 has no numbers to compare" for name in ("text", "s")),
+        "0 of 1 tensors differ",
+    ]
+    # What is there, and holds numbers on one side alone, is not missing.
+    assert main(["diff", one, numbers]) == 1
+    assert "only in" not in capsys.readouterr().out

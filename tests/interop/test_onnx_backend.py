@@ -129,13 +129,15 @@ def test_devices() -> None:
     model = cast_model(FLOAT, FLOAT16, 28)
     assert Backend.supports_device("CPU")
     assert Backend.is_compatible(model)
-    for unknown in ("TPU", "cuda", "CUDA:x"):
+    for unknown in ("TPU", "cuda", "CUDA:x", "CUDA:", "CUDA:1 ", "CUDA:-1"):
         assert not Backend.supports_device(unknown)
-        with pytest.raises(ValueError, match="device"):
+        with pytest.raises(ValueError, match=f"^Backend: device='{unknown}' is not known; expected 'CPU', 'CUDA' or"):
             Backend.prepare(model, unknown)
     try:
         gpucast.cast(zeros(FLOAT), FLOAT16, device="cuda")
     except gpucast.DeviceUnavailable:
+        with pytest.raises(gpucast.DeviceUnavailable, match="^Backend: "):
+            Backend.prepare(model, "CUDA")
         assert not Backend.supports_device("CUDA")
         assert not Backend.is_compatible(model, "CUDA")
         with pytest.raises(gpucast.DeviceUnavailable):
@@ -164,7 +166,15 @@ def test_casts_go_to_the_device_and_text_stays(monkeypatch: pytest.MonkeyPatch) 
 
         return call
 
+    def tried(x: Any, to: Any, options: Options) -> None:
+        places.append(options.device)
+
     monkeypatch.setattr(interop.casting, "cast", placed(gpucast.cast))
+    with monkeypatch.context() as during_prepare:
+        during_prepare.setattr(interop.casting, "cast_with", tried)
+        assert Backend.supports_device("CUDA:1")
+    assert places == ["cuda:1"]
+    monkeypatch.setattr(interop.Backend, "_require", lambda device: None)
     monkeypatch.setattr(interop.casting, "cast_like", placed(gpucast.cast_like))
     nodes = [
         helper.make_node("Cast", ["x"], ["half"], to=FLOAT16.number),

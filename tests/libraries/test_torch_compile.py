@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -183,6 +184,30 @@ def test_a_compiled_transform_refuses_what_the_eager_one_refuses(wrong: dict[str
         run(x)
 
 
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"out": torch.zeros(3, dtype=torch.float16)}, r"out has shape \(3,\)"),
+        ({"out": torch.zeros(3, dtype=torch.float16), "scale": 2.0}, r"out has shape \(3,\)"),
+        ({"scale": torch.ones(2)}, r"scale has shape \(2,\)"),
+        ({"amax": torch.ones(2)}, r"amax has shape \(2,\)"),
+        ({"scale": -1.0}, "scale=-1.0 must be finite, as a DOUBLE, and not negative"),
+        ({"scale": math.inf}, "scale=inf must be finite"),
+    ],
+)
+def test_errors_of_compiled_casts_have_the_name_of_their_caller(keywords: dict[str, Any], message: str) -> None:
+    like = torch.zeros((), dtype=torch.float16)
+    calls: dict[str, Any] = {
+        "cast": lambda x: gpucast.cast(x, "FLOAT16", **keywords),
+        "cast_like": lambda x: gpucast.cast_like(x, like, **keywords),
+    }
+    for name, function in calls.items():
+        torch._dynamo.reset()
+        for run in (function, torch.compile(function, backend="eager")):
+            with pytest.raises(ValueError, match=f"^{name}: {message}"):
+                run(torch.ones(2, 2))
+
+
 def test_inductor(exhaustive: bool) -> None:
     if not exhaustive:
         pytest.skip("takes a C++ compiler and half a minute; pytest --exhaustive")
@@ -221,6 +246,15 @@ def test_compile_keeps_the_graph_whole_at_fused_casts() -> None:
     nodes = [node.target for node in graphs[-1].graph.nodes if "fused_cast" in str(node.target)]
     assert nodes == [torch.ops.gpucast.fused_cast.default] * 2
     assert len(graphs) == 2
+
+
+def test_a_whole_graph_of_the_first_use_after_the_import_for_it() -> None:
+    code = (
+        "import torch, gpucast, gpucast.interop.torch\n"
+        "f = torch.compile(lambda x: gpucast.cast(x, 'FLOAT16'), backend='eager', fullgraph=True)\n"
+        "assert f(torch.ones(4)).dtype is torch.float16\n"
+    )
+    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], check=True)
 
 
 def test_the_first_use_of_all_is_within_a_compiled_function() -> None:

@@ -190,6 +190,23 @@ def test_delayed_scales() -> None:
             ValueError,
             r"saturate=array\(\[1., 1.\]\) is for",
         ),
+        (
+            np.ones(3, np.float32),
+            "INT8",
+            {"axis": 0},
+            ValueError,
+            "axis=0 is for formats with blocks, not for the type",
+        ),
+        (np.ones(3, np.float32), "INT8", {"axis": "rows"}, TypeError, "axis='rows' must be an integer"),
+        (np.ones(32, np.float32), "mxfp4", {"axis": 7}, ValueError, "axis=7 is out of bounds"),
+        (np.ones(32, np.float32), "mxfp4", {"rounding": "up"}, ValueError, "rounding='up' must be None or"),
+        (np.ones(32, np.float32), "mxfp4", {"seed": 3}, ValueError, "seed=3 does not apply"),
+        (np.ones(32, np.float32), "mxfp4", {"scale": 2.0}, ValueError, "scale= is for formats with FLOAT scales"),
+        (np.ones(32, np.float32), "nvfp4", {"scale": "two"}, TypeError, "scale='two' has dtype"),
+        (np.ones(32, np.float32), "nvfp4", {"scale": np.ones(2)}, ValueError, r"scale= has shape \(2,\)"),
+        (np.ones(32, np.float32), "nvfp4", {"amax": -1.0}, ValueError, "amax=-1.0 must be finite"),
+        (np.ones(3, np.float32), "mxfp8e4m3_32x32", {}, TypeError, "to='mxfp8e4m3_32x32' is neither"),
+        (np.ones(3, np.float32), "float8e4m3fn_128x128", {}, ValueError, r"shape \(3,\) has 1"),
         (np.ones(3, np.float32), "INT8", {"out": np.ones(3)}, TypeError, "out has dtype float64"),
         (np.ones(3, np.float32), "INT8", {"out": np.ones(4, np.float32)}, ValueError, r"out has shape \(4,\)"),
     ],
@@ -197,3 +214,15 @@ def test_delayed_scales() -> None:
 def test_impossible_wishes(x: Any, to: Any, keywords: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"^fake_cast: {message}"):
         fake_cast(x, to, **keywords)
+
+
+def test_a_call_like_an_earlier_one_speaks_in_the_same_name() -> None:
+    x = np.ones((4, 32), np.float32)
+    for _ in range(3):
+        fake_cast(x, "nvfp4", scale=2.0)
+    with pytest.raises(ValueError, match="^fake_cast: scale=-1.0 must be finite and above 0"):
+        fake_cast(x, "nvfp4", scale=-1.0)
+    for _ in range(3):
+        gpucast.quantize(x, "nvfp4", scale=2.0)
+    with pytest.raises(ValueError, match="^quantize: scale=-1.0 must be finite and above 0"):
+        gpucast.quantize(x, "nvfp4", scale=-1.0)

@@ -52,6 +52,8 @@ def test_formats_are_for_calls_outside() -> None:
     assert np.asarray(fake_cast(jnp.asarray(X), "mxfp4")).tobytes() == fake_cast(X, "mxfp4").tobytes()
     with pytest.raises(TypeError, match=r"^fake_cast: mxfp4 has blocks, which no transform of JAX casts"):
         jax.jit(lambda x: fake_cast(x, "mxfp4"))(X)
+    with pytest.raises(ValueError, match=r"^fake_cast: axis=0 is for formats with blocks, not for the type INT8"):
+        jax.jit(lambda x: fake_cast(x, "INT8", axis=0))(X)
 
 
 def test_a_gradient_in_a_narrow_type_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,3 +123,8 @@ def test_out_and_types() -> None:
         fake_cast(X.int(), "INT8")
     with pytest.raises(ValueError, match="^fake_cast: scale=0.0 must be above 0"):
         fake_cast(leaf, "INT8", scale=0.0)
+    for given in (X, leaf):
+        with pytest.raises(ValueError, match="^fake_cast: axis=0 is for formats with blocks"):
+            fake_cast(given, "INT8", axis=0)
+        with pytest.raises(ValueError, match="^fake_cast: axis=7 is out of bounds"):
+            fake_cast(given, "mxfp4", axis=7)

@@ -24,7 +24,8 @@ import pytest
 
 import gpucast
 from bench.gpu import families
-from bench.gpu.device_calls import FAMILIES, DeviceCall
+from bench.gpu.device_calls import FAMILIES
+from bench.gpu.places import DeviceCall
 from gpucast.core.extension import MODULE
 from gpucast.quantization.cuda.hadamard_source import HadamardKind
 from gpucast.quantization.cuda.source import Kind

@@ -148,6 +148,13 @@ LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 TOP = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"))]
 
 
+def test_images_and_source_packages_have_the_files_that_tests_read() -> None:
+    read = {path.relative_to(ROOT).parts[0] for path in (*TOP, ROOT / "Dockerfile", ROOT / ".ci" / "run")}
+    admitted = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    packed = re.search(r"sdist]\ninclude = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL)
+    assert packed and read <= admitted and read <= set(re.findall(r'"/([^"]+)"', packed[1]))
+
+
 @pytest.mark.parametrize("page", TOP, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"`[^`\n]*`", "", FENCED.sub("", page.read_text(encoding="utf-8")))

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -33,6 +34,17 @@ def test_the_wheel_holds_package_and_kernels(tmp_path: Path) -> None:
     assert kernels | modules | {"gpucast/py.typed"} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert gpucast.__version__ in wheel.name
+
+
+def test_the_source_package_holds_what_a_checkout_does_and_no_machine_code(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (package,) = tmp_path.glob("gpucast-*.tar.gz")
+    with tarfile.open(package) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {"pyproject.toml", "gpucast/host/hatch_hook.py", "kernels/host/module.cpp", "tests/conftest.py", ".ci/run"}
+    assert wanted <= names
+    assert not [name for name in names if name.endswith((".so", ".pyd", ".pyc")) or "_host_missing" in name]
 
 
 def test_the_base_package_needs_numpy_and_ml_dtypes_only() -> None:

@@ -60,7 +60,7 @@ def test_transpose() -> None:
         ({"format": "fp8"}, ValueError, "did you mean one of float8e4m3fn_tensor, .*float8e5m2_128x128"),
         ({"format": "NF4"}, ValueError, "did you mean one of nvfp4, mxfp4, int4_32"),
         ({"format": "gguf"}, ValueError, "format='gguf' is not known; expected one of float8e4m3fn_tensor"),
-        ({"format": X}, TypeError, "quantize: the array is the first argument, and the format the second$"),
+        ({"format": X}, TypeError, "quantize: format is an array; expected a name such as 'mxfp4', after the array$"),
         ({"format": 8}, TypeError, "quantize: format=8 must be a name or a gpucast.quantization.Format$"),
         ({"x": X.astype(np.int8)}, TypeError, "quantize: x.dtype=INT8 must be one of FLOAT"),
         ({"x": X.astype(complex)}, TypeError, "quantize: x.dtype=.*complex"),

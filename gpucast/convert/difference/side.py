@@ -42,8 +42,7 @@ def opened(path: str) -> Iterator[Side]:
             if one.stored is None:
                 side.problems[one.base] = one.problem
             else:
-                where = one.paths[one.name]
-                _add(side, Dequantized.of(one, catalogue.files[where].tensors, where), one.base)
+                _add(side, Dequantized.of(one, catalogue.files[one.paths[one.name]].file), one.base)
         for _, tensor in catalogue.beside(every):
             _add(side, tensor, tensor.name)
         yield side

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from gpucast.convert.planning.plan import FilePlan
@@ -75,14 +75,15 @@ def texts(
                     f"{path}: --style {request.style} needs the model's config.json, in which loaders look for the "
                     "scales; convert the folder that has it"
                 )
-            if (kind := _conv1d(document_of(config.path))) is not None:
+            kinds = set(_kinds(document_of(config.path)))
+            if (kind := next((kind for kind in _CONV1D if kind in kinds), None)) is not None:
                 raise FileError(
                     f"{config.path}: model_type is {kind!r}, whose layers are Conv1D; loaders of style {request.style} "
                     f"quantize Linear layers alone, and would take random numbers; expected --style "
                     f"{scale_styles.DEFAULT}, or --to BFLOAT16 or FLOAT16"
                 )
             carried = {name for file in in_folder for name in file.scales.carried}
-            section = _quantization(quantized, tensors, request, path, carried)
+            section = _quantization(quantized, tensors, request, path, carried, kinds)
             cache = Declared(os.path.dirname(config.path)).cache
             if cache is not None and not all(name.endswith(INPUT) for name in carried):
                 section["kv_cache_scheme"] = cache
@@ -95,13 +96,13 @@ def texts(
     return changed, frozenset(stale)
 
 
-def _conv1d(document: Any) -> str | None:
-    """The type of a model, or of one of its parts, that has layers of the class Conv1D; None if there is none."""
-    if not isinstance(document, dict):
-        return None
-    if (kind := document.get("model_type")) in _CONV1D:
-        return str(kind)
-    return next((found for part in document.values() if (found := _conv1d(part)) is not None), None)
+def _kinds(document: Any) -> Iterator[str]:
+    """The types of a model and of its parts."""
+    if isinstance(document, dict):
+        if isinstance(kind := document.get("model_type"), str):
+            yield kind
+        for part in document.values():
+            yield from _kinds(part)
 
 
 def _is_scaled(tensor: TensorPlan) -> bool:
@@ -109,7 +110,12 @@ def _is_scaled(tensor: TensorPlan) -> bool:
 
 
 def _quantization(
-    quantized: Sequence[TensorPlan], tensors: Sequence[TensorPlan], request: Request, path: str, carried: Set[str]
+    quantized: Sequence[TensorPlan],
+    tensors: Sequence[TensorPlan],
+    request: Request,
+    path: str,
+    carried: Set[str],
+    kinds: Set[str],
 ) -> dict[str, Any]:
     dtypes = {tensor.dtype for tensor in quantized if tensor.dtype is not None}
     if len(dtypes) > 1:
@@ -129,10 +135,10 @@ def _quantization(
     # If each expert has its own weight tensors, loaders look for the name of the layer.
     expert_layers = {layer for name in kept if (layer := _EXPERT.sub("", name)) != name}
     kept |= expert_layers - {_EXPERT.sub("", tensor.name) for tensor in quantized}
-    has_head = any(f".{tensor.name}".endswith(".lm_head.weight") for tensor in tensors)
+    tied = scale_styles.tied_heads(kinds, [tensor.name for tensor in tensors])
     is_static = scale_styles.takes_scales_of_inputs(request.style, format)
     is_static &= all(tensor.name.removesuffix(".weight") + INPUT in carried for tensor in quantized)
-    return scale_styles.config(request.style, format, sorted(kept), has_head, is_static)
+    return scale_styles.config(request.style, format, sorted(kept), tied, is_static)
 
 
 def _of_numbers(config: FilePlan, tensors: Sequence[TensorPlan], is_stale: bool, is_quantized: bool) -> str | None:

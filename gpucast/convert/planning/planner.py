@@ -135,25 +135,9 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
     FileError for everything that cannot be done: malformed files, types that cannot be cast or stored, names that
     collide. OSError for files that cannot be read.
     """
-    if request.asked_style is None and request.scale not in (None, "none") and into_model(target):
-        request = dataclasses.replace(request, asked_style=scale_styles.MODELS)
     source = find(path, target, request.shard_size is not None)
-    if (
-        request.scale
-        and request.scale in RECIPES
-        and any(os.path.basename(item.name) == config_json.NAME for item in source.items)
-    ):
-        request = dataclasses.replace(request, asked_style=_style_of(request.scale, path))
-    if request.source_dtype is not None and (source.merged or not source.single):
-        raise FileError(f"{path}: --from is for one file; convert the files one by one")
-    if request.style != scale_styles.DEFAULT and request.scale in (None, "none"):
-        raise FileError(f"{path}: --style {request.style} is a way to store scales; give --scale")
-    if source.merged and STYLES[request.style].is_configured:
-        raise FileError(f"{target}: --style {request.style} needs a config.json beside the weights; name a folder")
-    if request.choice.drop and any(into_model(item.path) for item in source.items):
-        raise FileError(
-            f"{path}: --drop is for tensors of checkpoints; the graph of a model needs all its initializers"
-        )
+    request = _with_style(request, source, target)
+    _check_request(request, source, target)
     # Taken before the files are read, so that any later change is noticed.
     known = {item.path: Identity.of(item.path) for item in source.items}
     scales = file_scales(source, request)
@@ -198,6 +182,35 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
         source.left_out,
         overwrite,
     )
+
+
+def _with_style(request: Request, source: Source, target: str) -> Request:
+    """The request with the style that a model, or a recipe beside a config.json, stands for."""
+    scale = request.scale
+    if request.asked_style is None and scale not in (None, "none") and into_model(target):
+        request = dataclasses.replace(request, asked_style=scale_styles.MODELS)
+    if (
+        scale is not None
+        and scale in RECIPES
+        and any(os.path.basename(item.name) == config_json.NAME for item in source.items)
+    ):
+        request = dataclasses.replace(request, asked_style=_style_of(scale, source.path))
+    return request
+
+
+def _check_request(request: Request, source: Source, target: str) -> None:
+    """FileError for options that are not for such files."""
+    path = source.path
+    if request.source_dtype is not None and (source.merged or not source.single):
+        raise FileError(f"{path}: --from is for one file; convert the files one by one")
+    if request.style != scale_styles.DEFAULT and request.scale in (None, "none"):
+        raise FileError(f"{path}: --style {request.style} is a way to store scales; give --scale")
+    if source.merged and STYLES[request.style].is_configured:
+        raise FileError(f"{target}: --style {request.style} needs a config.json beside the weights; name a folder")
+    if request.choice.drop and any(into_model(item.path) for item in source.items):
+        raise FileError(
+            f"{path}: --drop is for tensors of checkpoints; the graph of a model needs all its initializers"
+        )
 
 
 def _style_of(recipe: str, path: str) -> str:

@@ -61,12 +61,10 @@ def read_index(path: str) -> Index:
         if size > file_limits.HEADER:
             raise FileError(f"{path}: has {size} bytes; expected an index of at most {file_limits.HEADER}")
         raw = file.read(file_limits.HEADER)
-    try:
-        document = file_limits.parsed_json(raw, number=config_json.Number)
-    except ValueError:
-        document = None
-    weight_map = document.get("weight_map") if isinstance(document, dict) else None
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+    document = config_json.parsed(raw, path)
+    weight_map = None if document is None else document.get("weight_map")
+    is_map = isinstance(weight_map, dict) and all(isinstance(name, str) for name in weight_map.values())
+    if document is None or weight_map is None or not is_map:
         raise FileError(f"{path}: is no index of a checkpoint; expected a JSON object with a weight_map of texts")
     if not isinstance(document.get("metadata") or {}, dict):
         raise FileError(f"{path}: the metadata of the index is no JSON object")

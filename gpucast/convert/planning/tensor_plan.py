@@ -89,7 +89,7 @@ class TensorPlanner:
         self.tensors: list[Tensor] = file.tensors
         if request.source_dtype is not None:
             self.tensors = read_as(file.tensors, request.source_dtype, request.choice, file.path)
-        self.tensors = read_as_numbers(self.tensors, scales, file.path)
+        self.tensors = read_as_numbers(self.tensors, scales, file)
         self._alone = alone and len(self.tensors) == 1
         self._fixed = file.model.inputs if file.model is not None else set()
         self._no_weights = {} if file.model is None else {name: why for name, why in file.model.weights.items() if why}

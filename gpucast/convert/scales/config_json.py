@@ -48,17 +48,25 @@ def dumps(document: Any) -> str:
     return re.sub(rf'"{mark}(\d+)"', lambda found: texts[int(found[1])], text)
 
 
+def parsed(text: bytes, path: str) -> dict[str, Any] | None:
+    """The JSON object in the text of a file, for `dumps`; None if it is anything else. FileError if it is too large."""
+    try:
+        document = file_limits.parsed_json(text, number=Number)
+        file_limits.check_nesting(document)
+    except file_limits.OverLimit as error:
+        raise FileError(f"{path}: {error}") from None
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
 def document_of(path: str) -> dict[str, Any] | None:
-    """The JSON object in a file; None if the file holds anything else. FileError if it is too large to be read."""
+    """As `parsed`, for a file."""
     with open_regular(path) as file:
         text = file.read(file_limits.CONFIG + 1)
     if len(text) > file_limits.CONFIG:
         raise FileError(f"{path}: expected at most {file_limits.CONFIG} bytes of {NAME}")
-    try:
-        document = file_limits.parsed_json(text, number=Number)
-    except ValueError:
-        return None
-    return document if isinstance(document, dict) else None
+    return parsed(text, path)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -54,16 +54,15 @@ class Dequantized(Tensor):
     """The numbers of a quantized tensor, as DOUBLE, which holds a code times a FLOAT exactly."""
 
     detected: DetectedTensor = field(repr=False)
-    #: The tensors of the open file, and its path. Tensors of other files are opened when needed.
-    tensors: Mapping[str, Tensor] = field(repr=False)
-    path: str
+    #: The open file of its codes; None where nothing will be read.
+    file: TensorFile | None = field(repr=False)
 
     @staticmethod
-    def of(detected: DetectedTensor, tensors: Mapping[str, Tensor], path: str) -> Dequantized:
+    def of(detected: DetectedTensor, file: TensorFile | None = None) -> Dequantized:
         assert detected.stored is not None
         stored = detected.stored
         shape = stored.model_shape
-        return Dequantized(stored.name, _DOUBLE, shape, detected.kind, detected.nbytes, detected, tensors, path)
+        return Dequantized(stored.name, _DOUBLE, shape, detected.kind, detected.nbytes, detected, file)
 
     def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[NDArray]:
         step = max(4, limit // self.itemsize // 4 * 4)
@@ -86,8 +85,7 @@ class Dequantized(Tensor):
         """FileError for FLOAT scales that are infinite or NaN. (gpucast itself gives integers such a scale for a block
         without meaning, as FLOAT8E8M0 does by its specification.)
         """
-        # By the open file: to read its header again for each tensor takes minutes.
-        format, parts = self.stored.format, self._scales(self._tensor)
+        format, parts = self.stored.format, self.all_scales()
         of_blocks = parts.scales if format.scale is _FLOAT else None
         for part, scales in (("scales", of_blocks), ("global_scale", parts.global_scale)):
             if scales is None:
@@ -107,19 +105,14 @@ class Dequantized(Tensor):
 
     def all_scales(self) -> Parts:
         """Scales, zero points and global scale, without codes."""
-        return self._scales(self._opened)
-
-    def _scales(self, find: Callable[[str, contextlib.ExitStack], Tensor]) -> Parts:
-        stored = self.stored
-        names = {part: spec.name for part, spec in stored.specs.items() if part != "data"}
         with contextlib.ExitStack() as stack:
-            return stored.loaded_parts({part: find(name, stack) for part, name in names.items()})
+            return self.stored.loaded_parts(self._tensors(stack, but="data"))
 
     def codes(self) -> Iterator[NDArray]:
         """The codes, flat, read in a stream of their own."""
         stored = self.stored
         with contextlib.ExitStack() as stack:
-            for codes in stored.codes(self._opened(stored.specs["data"].name, stack)):
+            for codes in stored.codes(self._tensors(stack)["data"]):
                 yield codes.reshape(-1)
 
     def scale_pieces(self) -> Iterator[NDArray]:
@@ -138,7 +131,7 @@ class Dequantized(Tensor):
     def _pieces(self) -> Iterator[NDArray]:
         stored = self.stored
         with contextlib.ExitStack() as stack:
-            tensors = {part: self._tensor(spec.name, stack) for part, spec in stored.specs.items()}
+            tensors = self._tensors(stack)
             loaded = stored.loaded_parts(tensors)
             if stored.transposed:
                 yield from _transposed(stored, tensors["data"].chunks(), loaded.scales)
@@ -147,15 +140,25 @@ class Dequantized(Tensor):
             for codes, scales in zip(stored.codes(tensors["data"]), pieces, strict=True):
                 yield dequantized(replace(scales, data=codes), stored.format).reshape(-1)
 
-    def _tensor(self, name: str, stack: contextlib.ExitStack) -> Tensor:
-        return self.tensors[name] if self.detected.paths[name] == self.path else self._opened(name, stack)
+    def _tensors(self, stack: contextlib.ExitStack, but: str = "") -> dict[str, Tensor]:
+        """Its parts, each in a stream of its own."""
+        return {part: self._own(spec.name, stack) for part, spec in self.stored.specs.items() if part != but}
 
-    def _opened(self, name: str, stack: contextlib.ExitStack) -> Tensor:
+    def _own(self, name: str, stack: contextlib.ExitStack) -> Tensor:
+        """By an open file where that has streams for many readers: to read its header for each tensor takes minutes."""
         path = self.detected.paths[name]
-        for tensor in stack.enter_context(TensorFile(path)).tensors:
-            if tensor.name == name:
-                return tensor
-        raise FileError(f"{path}: tensor {name!r} is gone since the file was first looked at")
+        assert self.file is not None
+        tensor = _found(self.file.beside(path), name)
+        flat = tensor.part(0, tensor.size)
+        if flat is None:
+            return _found(stack.enter_context(TensorFile(path)), name)
+        return replace(flat, shape=tensor.shape)
+
+
+def _found(file: TensorFile, name: str) -> Tensor:
+    if name not in file.by_name:
+        raise FileError(f"{file.path}: tensor {name!r} is gone since the file was first looked at")
+    return file.by_name[name]
 
 
 def _transposed(stored: Stored, data: Iterable[NDArray], scales: NDArray) -> Iterator[NDArray]:

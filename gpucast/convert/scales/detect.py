@@ -27,6 +27,7 @@ _SMALL = 1 << 12
 
 @dataclass
 class _File:
+    file: TensorFile
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
     #: ComfyUI's descriptions of layers in the metadata.
@@ -51,7 +52,7 @@ class Catalogue:
             if describes and tensor.dtype is not None:
                 fields = name, tensor.dtype, tensor.shape, tensor.kind, tensor.nbytes
                 tensors[name] = LoadedTensor(*fields, array=tensor.read())
-        self.files[path] = _File(tensors, dict(file.metadata), comfyui.layers(file.metadata))
+        self.files[path] = _File(file, tensors, dict(file.metadata), comfyui.layers(file.metadata))
         folder = os.path.dirname(path)
         for name in tensors:
             self._places.setdefault((folder, name), []).append(path)

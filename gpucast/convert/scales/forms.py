@@ -156,6 +156,31 @@ def stored_by_others(
     """
     data, scales = tensors["data"], tensors["scales"]
     caller = f"tensor {data.name!r}"
+    _check_parts(tensors, caller)
+    assert data.dtype is not None
+    if layer is not None and (swizzled := comfyui.stored_swizzled(data.name, tensors, layer)) is not None:
+        return swizzled
+    if layer is not None and not comfyui.is_plain(layer, data.dtype):
+        raise ValueError(
+            f"{caller} of {data.dtype.name} has ComfyUI's format {comfyui.shown(layer)}, which is not known here"
+        )
+    symmetric = "zero_points" not in tensors
+    element, shape, packing = _codes(tensors, symmetric, caller)
+    scale_dtype = _scale_dtype(scales, caller)
+    if not symmetric and (element.is_float or scale_dtype is not _FLOAT):
+        raise ValueError(
+            f"{caller}: zero points {tensors['zero_points'].name!r} go with codes of integers and scales of FLOAT, "
+            f"FLOAT16 or BFLOAT16, not with {element.name} and {scale_dtype.name}"
+        )
+    format = detect_format(element, scale_dtype, shape, scales.shape, not symmetric, block, scales.name, caller)
+    if packing == "bytes" and format.block != (16 if scale_dtype is _E4M3 else 32,):
+        raise ValueError(f"{caller} of {data.kind} has scales, {scales.name!r}, in a form that is not known here")
+    specs = _checked_specs(tensors, format, shape, packing, caller)
+    return Stored(base, shape, format, specs, packing, "global_scale" in tensors)
+
+
+def _check_parts(tensors: Mapping[str, Tensor], caller: str) -> None:
+    """ValueError for parts that change the numbers in ways that are not known, or twice."""
     if "g_idx" in tensors:
         raise ValueError(f"{caller} has an order of its groups ({tensors['g_idx'].name!r}), which is not known here")
     if "pre_quant_scale" in tensors:
@@ -163,15 +188,14 @@ def stored_by_others(
     if {"global_scale", "second_scale"} <= tensors.keys():
         names = " and ".join(repr(tensors[part].name) for part in ("global_scale", "second_scale"))
         raise ValueError(f"{caller} has two global scales, {names}; expected one of them")
-    shape, packing, element = data.shape, "plain", data.dtype
+
+
+def _codes(tensors: Mapping[str, Tensor], symmetric: bool, caller: str) -> tuple[DType, tuple[int, ...], Packing]:
+    """The type of the codes, their shape, and how they are packed."""
+    data, scales = tensors["data"], tensors["scales"]
+    element, shape = data.dtype, data.shape
     assert element is not None
-    if layer is not None and (swizzled := comfyui.stored_swizzled(data.name, tensors, layer)) is not None:
-        return swizzled
-    if layer is not None and not comfyui.is_plain(layer, element):
-        raise ValueError(
-            f"{caller} of {element.name} has ComfyUI's format {comfyui.shown(layer)}, which is not known here"
-        )
-    symmetric = "zero_points" not in tensors
+    packing: Packing = "plain"
     # Integers have no scales of this type: their bytes are pairs of codes.
     pairs = element.name == "INT8" and _bytes_of(scales)
     if element.name == "UINT8" or pairs:
@@ -188,35 +212,31 @@ def stored_by_others(
         packing, element = "words", _integer(caller, shape, data.shape, symmetric)
     if any(n == 0 for n in shape):
         raise ValueError(f"{caller} has no elements")
-    scale_dtype = _scale_dtype(scales, caller)
-    if not symmetric and (element.is_float or scale_dtype is not _FLOAT):
-        raise ValueError(
-            f"{caller}: zero points {tensors['zero_points'].name!r} go with codes of integers and scales of FLOAT, "
-            f"FLOAT16 or BFLOAT16, not with {element.name} and {scale_dtype.name}"
-        )
-    format = detect_format(element, scale_dtype, shape, scales.shape, not symmetric, block, scales.name, caller)
-    if packing == "bytes" and format.block != (16 if scale_dtype is _E4M3 else 32,):
-        raise ValueError(f"{caller} of {data.kind} has scales, {scales.name!r}, in a form that is not known here")
-    specs = {"data": _spec(data), "scales": _spec(scales)}
-    divides = "global_scale" in tensors
+    return element, shape, packing
+
+
+def _checked_specs(
+    tensors: Mapping[str, Tensor], format: Format, shape: tuple[int, ...], packing: Packing, caller: str
+) -> dict[str, Spec]:
+    """The parts of a format. ValueError for parts of other types or shapes, and for one too many or too few."""
+    scales = tensors["scales"]
+    specs = {"data": _spec(tensors["data"]), "scales": _spec(scales)}
     second = tensors.get("global_scale", tensors.get("second_scale"))
     if second is not None:
         _expect(second, _FLOAT, [(), (1,)])
         if not format.global_scale:
-            raise ValueError(f"{caller}: {second.name!r} goes with scales of FLOAT8E4M3FN, not of {scale_dtype.name}")
+            raise ValueError(f"{caller}: {second.name!r} goes with scales of FLOAT8E4M3FN, not of {format.scale.name}")
         specs["global_scale"] = _spec(second)
     elif format.global_scale:
         raise ValueError(f"{caller} has scales of FLOAT8E4M3FN, and no global scale")
-    if not symmetric:
-        zero = tensors["zero_points"]
+    if (zero := tensors.get("zero_points")) is not None:
         if packing == "words":
             rows = shape[0]
-            _expect(zero, dtype("INT32"), [(words(rows, element.bits), math.prod(scales.shape) // rows)])
+            _expect(zero, dtype("INT32"), [(words(rows, format.element.bits), math.prod(scales.shape) // rows)])
         else:
             _expect(zero, dtype("INT8"), [scales.shape])
         specs["zero_points"] = _spec(zero)
-    kind: Packing = "words" if packing == "words" else "bytes" if packing == "bytes" else "plain"
-    return Stored(base, shape, format, specs, kind, divides)
+    return specs
 
 
 def _spec(tensor: Tensor) -> Spec:

@@ -18,7 +18,7 @@ from gpucast.convert.scales.detect import Catalogue
 from gpucast.convert.scales.request import Choice, matches
 from gpucast.convert.scales.scale_styles import DEFAULT, ENTRY, RECIPE
 from gpucast.core.dtypes import dtype
-from gpucast.files import FileError, Tensor, safetensors
+from gpucast.files import FileError, Tensor, TensorFile, safetensors
 from gpucast.files.tensor import LoadedTensor
 
 _FLOAT = dtype("FLOAT")
@@ -58,10 +58,15 @@ def scales_by_file(
     cast_in: set[str] = set()
     for tensor in every:
         path = tensor.paths[tensor.name]
-        numbers = _numbers(tensor, path)
+        numbers = _numbers(tensor)
         cast = is_cast(numbers) and not any(matches((*choice.exclude, *choice.keep), name) for name in tensor.paths)
         for name, where in tensor.paths.items():
             of = f"a part of {numbers.name!r}, whose numbers need it"
+            if matches(choice.as_weights, name):
+                raise FileError(
+                    f"{where}: --as-weights is for {name!r}, {of}; name {tensor.name!r}, too, or leave all parts as "
+                    "they are with --exclude"
+                )
             if cast and matches(choice.drop, name):
                 raise FileError(
                     f"{where}: --drop is for {name!r}, {of}; leave it out of the pattern, or keep all parts with "
@@ -300,19 +305,18 @@ def _check_declared(
                 raise FileError(f"{why}; leave {tensor.base!r} as it is with --exclude")
 
 
-def _numbers(tensor: DetectedTensor, path: str) -> Tensor:
+def _numbers(tensor: DetectedTensor) -> Tensor:
     """The tensor of numbers; a placeholder of the same name if it cannot be read."""
     if tensor.stored is not None:
-        return Dequantized.of(tensor, {}, path)
+        return Dequantized.of(tensor)
     return LoadedTensor(tensor.base, _FLOAT, (1, 1), tensor.kind, 0, np.zeros((1, 1), np.float32))
 
 
-def read_as_numbers(tensors: Sequence[Tensor], scales: FileScales, path: str) -> list[Tensor]:
-    """The tensors, with codes and their scales replaced by one tensor of numbers."""
+def read_as_numbers(tensors: Sequence[Tensor], scales: FileScales, file: TensorFile) -> list[Tensor]:
+    """The tensors of a file, with codes and their scales replaced by one tensor of numbers."""
     if not scales.dropped and not scales.vectors:
         return list(tensors)
-    named = {tensor.name: tensor for tensor in tensors}
-    numbers: dict[str, Tensor] = {one.name: Dequantized.of(one, named, path) for one in scales.detected}
+    numbers: dict[str, Tensor] = {one.name: Dequantized.of(one, file) for one in scales.detected}
     return [
         numbers.get(tensor.name, replace(tensor, shape=(1,)) if tensor.name in scales.vectors else tensor)
         for tensor in tensors

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -56,17 +56,49 @@ _FLOAT, _UINT8, _INT32, _INT64 = dtype("FLOAT"), dtype("UINT8"), dtype("INT32"),
 #: Weights that loaders of these styles expect unquantized; they are quantized only if chosen by name. Embeddings, of
 #: positions, too (GPT-2, T5), the last layer, routers of mixtures of experts, and the projections into layers that
 #: predict further tokens. Sources: README_WEIGHTS.md of DeepSeek-V3; `ignore` in llm-compressor's recipes; layers
-#: without quant_config in vLLM's models/qwen2_moe.py, deepseek_v2.py and deepseek_mtp.py.
+#: without quant_config in vLLM's models/qwen2_moe.py, deepseek_v2.py and deepseek_mtp.py. The last row: what else
+#: transformers holds in an nn.Embedding, of which its quantizers know nothing (DETR's queries, CTRL's `w`).
 _KEPT = (
     *("*embed*", "shared.weight", "*.shared.weight", "lm_head.*", "*.lm_head.*", "*.shared_head.head.*"),
     *("*wte.weight", "*wpe.weight", "*_emb.weight", "*_token.weight", "*_tokens.weight", "*attention_bias.weight"),
-    *("*.gate.weight", "*.shared_expert_gate.*", "*.router.*", "*.eh_proj.*", "*.weights_proj.*"),
+    *("*.gate.weight", "*.gate.wg.weight", "*.shared_expert_gate.*", "*router*", "*.eh_proj.*", "*.weights_proj.*"),
+    *(
+        "query.weight",
+        "*.query_feat.weight",
+        "*queries_features.weight",
+        "*reference_points.weight",
+        "*.patterns.weight",
+    ),
+    *("*_resolution.weight", "*codebook.weight", "*.bias_values.weight", "*.prompt_ctx.weight", "transformer.w.weight"),
 )
 #: Quantized although its rows are no multiple of the block: DeepSeek-V3 has 576 rows here, in five blocks, and vLLM
 #: joins them to q_a_proj, which is quantized.
 _RAGGED = "*.kv_a_proj_with_mqa.weight"
-#: The last layer. A checkpoint with tied embeddings has no tensor for it.
+#: The last layer of most models. A checkpoint with tied embeddings has no tensor for it.
 _HEAD = "lm_head"
+#: The same of other models, by their types: transformers, the `_tied_weights_keys` of its classes.
+_HEADS = {
+    "cls.predictions.decoder": (
+        *("bert", "big_bird", "blip", "blip_text_model", "deberta", "deberta-v2", "ernie", "fnet", "layoutlm"),
+        *("lxmert", "megatron-bert", "mobilebert", "mra", "nomic_bert", "nystromformer", "roc_bert", "roformer"),
+        *("squeezebert", "tapas", "visual_bert", "yoso"),
+    ),
+    "proj_out": ("canary", "cohere_asr", "moonshine", "moonshine_streaming", "whisper"),
+    "decoder": ("modernbert", "modernbert-decoder"),
+    "generator_lm_head": ("convbert", "electra"),
+    "pred_layer.proj": ("flaubert", "xlm"),
+    "mlm_score.decoder": ("bridgetower", "vilt"),
+    "output_projection": ("biogpt", "fsmt", "trocr"),
+    "lm_loss": ("xlnet",),
+    "predictions.decoder": ("albert",),
+    "entity_predictions.decoder": ("luke",),
+    "vocab_projector": ("distilbert",),
+    "embed_out": ("gpt_neox_japanese",),
+    "head": ("rwkv",),
+    "output": ("git",),
+    "ctc_head": ("granite_speech5",),
+    "unembedding_projection": ("neomme",),
+}
 
 
 class Unsuitable(Exception):
@@ -115,9 +147,17 @@ def stored(style: str, name: str, shape: tuple[int, ...], format: Format, source
         # layers at whole blocks, and transformers derives the block size from the shape of the scales.
         if shape[1] % format.block[-1]:
             raise Unsuitable(f"loaders of style {style} need rows of a multiple of {format.block[-1]} elements")
-        if format.min_ndim == 2 and shape[0] % format.block[0] and not fnmatchcase(name, _RAGGED):
+        if format.min_ndim == 2 and shape[0] % format.block[0] and not _is_ragged(style, name, shape, format):
             raise Unsuitable(f"loaders of style {style} need a multiple of {format.block[0]} rows")
     return STYLES[style].store(name, shape, format, source)
+
+
+def _is_ragged(style: str, name: str, shape: tuple[int, ...], format: Format) -> bool:
+    """Whether a weight is quantized although its last block of rows is not whole, and no loader takes it for another:
+    of deepseek's scales transformers divides the rows by their number, and refuses a remainder alone."""
+    rows = shape[0]
+    is_misread = style == "deepseek" and rows % format.scales_shape(shape, 1)[0] == 0
+    return fnmatchcase(name, _RAGGED) and not is_misread
 
 
 def described_by(name: str, metadata: Mapping[str, str]) -> str:
@@ -255,11 +295,19 @@ def takes_scales_of_inputs(style: str, format: Format | None) -> bool:
     return style == "compressed-tensors" and format is not None and is_float8 and _compressed(format) == _FLOAT8
 
 
-def config(style: str, format: Format, kept: Sequence[str], has_head: bool, is_static: bool = False) -> dict[str, Any]:
-    """The quantization_config of a model. `kept` are the modules whose weights are not quantized; `is_static`: the
-    scales of inputs are stored.
+def tied_heads(kinds: Container[str], names: Iterable[str]) -> list[str]:
+    """The last layers of models of these types for which no tensor is named: they share the embedding's weights, which
+    have no scales."""
+    known = [_HEAD, *(head for head, types in _HEADS.items() if any(kind in kinds for kind in types))]
+    ends = tuple(f".{name}" for name in names)
+    return [head for head in known if not any(name.endswith(f".{head}.{_WEIGHT}") for name in ends)]
 
-    Without a tensor for the last layer (`has_head`), that layer shares the embedding's weights, which have no scales.
+
+def config(
+    style: str, format: Format, kept: Sequence[str], tied: Sequence[str], is_static: bool = False
+) -> dict[str, Any]:
+    """The quantization_config of a model. `kept` are the modules whose weights are not quantized, `tied` the last
+    layers without weights of their own; `is_static`: the scales of inputs are stored.
     """
     if style == "deepseek":
         entry: dict[str, Any] = {
@@ -269,7 +317,7 @@ def config(style: str, format: Format, kept: Sequence[str], has_head: bool, is_s
             "weight_block_size": list(format.block),
             **({} if format.has_float_scales else {"scale_fmt": "ue8m0"}),
         }
-        kept = [*kept, *([] if has_head else [_HEAD])]
+        kept = [*kept, *tied]
         return entry | ({"modules_to_not_convert": kept} if kept else {})
     name = _compressed(format)
     assert name is not None
@@ -308,7 +356,7 @@ def config(style: str, format: Format, kept: Sequence[str], has_head: bool, is_s
         "format": name,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": [*kept, *([] if has_head else [f"re:.*{_HEAD}"])],
+        "ignore": [*kept, *(f"re:.*{head}{'' if head == _HEAD else '$'}" for head in tied)],
     }
 
 

@@ -91,16 +91,18 @@ class FusedGroup:
     def extremes(self) -> NDArray:
         """As `gpucast.convert.streaming.pieces.extremes`, of all the weights. FileError if one is gone."""
         if self._extremes is None:
-            found = [self._of(name, path) for name, path in self.paths.items()]
+            found = [one for path in dict.fromkeys(self.paths.values()) for one in self._of(path)]
             self._extremes = np.array([min(low for low, _ in found), max(high for _, high in found)])
         return self._extremes
 
-    def _of(self, name: str, path: str) -> NDArray:
+    def _of(self, path: str) -> Iterator[NDArray]:
+        names = [name for name, place in self.paths.items() if place == path]
         with TensorFile(path) as file:
-            for tensor in read_as_numbers(file.tensors, self.scales[path], path):
-                if tensor.name == name:
-                    return extremes(tensor, nan=False)
-        raise FileError(f"{path}: tensor {name!r} is gone since the file was first looked at")
+            held = {tensor.name: tensor for tensor in read_as_numbers(file.tensors, self.scales[path], file)}
+            for name in names:
+                if name not in held:
+                    raise FileError(f"{path}: tensor {name!r} is gone since the file was first looked at")
+                yield extremes(held[name], nan=False)
 
 
 def groups(names: Iterable[str]) -> list[list[str]]:

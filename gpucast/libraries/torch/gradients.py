@@ -85,12 +85,14 @@ _apply: Any = super(torch.autograd.Function, _Cast).apply
 _apply_identity: Any = super(torch.autograd.Function, _Identity).apply
 
 
-def without_forward_mode(caller: str) -> Any:
-    """The `jvp` of a function of torch that has none: torch's own message speaks to the function's author."""
+def without_forward_mode(caller: str = "") -> Any:
+    """The `jvp` of a function of torch that has none: torch's own message speaks to the function's author. "": its
+    context has the caller."""
 
     def refuse(ctx: Any, *tangents: Any) -> Any:
         raise NotImplementedError(
-            f"{caller}: forward mode (torch.func.jvp, jacfwd and hessian, dual numbers) is not supported; expected "
+            f"{caller or ctx.caller}: "
+            "forward mode (torch.func.jvp, jacfwd and hessian, dual numbers) is not supported; expected "
             "reverse mode: torch.func.vjp, grad or jacrev, or backward()"
         )
 

@@ -200,9 +200,8 @@ def _target_device(x: torch.Tensor, device: Any, caller: str) -> torch.device:
 
 def _cast_into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, caller: str) -> Any:
     tensors.check_out(x, dst, out, caller)
-    # An operator has no word for its caller.
     if isinstance(out, torch.Tensor) and not tensors.is_plain(x):
-        cast_out_op(x, out, dst.name, *attributes)
+        cast_out_op(x, out, caller, dst.name, *attributes)
     else:
         tensors.fill(x, out, dst, named(attributes), False, caller=caller)
     return out

@@ -29,10 +29,10 @@ _SIZE = 2**64
 #: The arguments of an op after the tensors. Ops take only signed 64-bit integers, so seeds are passed as such.
 _FUSED_SCHEMA = (
     "str to, bool saturate, str round_mode, int? opset, str? rounding, str? overflow, SymInt? seed, SymInt offset, "
-    "float? number"
+    "float? number, str caller"
 )
 #: How many arguments of an op have no gradient.
-_INPUTS = 12
+_INPUTS = 13
 
 
 def _cast(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
@@ -42,8 +42,8 @@ def _cast(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
     return y
 
 
-def _cast_out(x: torch.Tensor, out: torch.Tensor, to: str, *attributes: Any) -> None:
-    fill(x, out, dtype(to, caller="cast: to="), named(attributes), False)
+def _cast_out(x: torch.Tensor, out: torch.Tensor, caller: str, to: str, *attributes: Any) -> None:
+    fill(x, out, dtype(to, caller=f"{caller}: to="), named(attributes), False, caller=caller)
 
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
@@ -71,7 +71,10 @@ cast_op.register_fake(new)
 cast_op.register_autograd(_backward, setup_context=_setup)
 cast_op.register_vmap(_batched)
 cast_out_op: Any = torch.library.custom_op(
-    "gpucast::cast_out", _cast_out, mutates_args=("out",), schema=f"(Tensor x, Tensor(a!) out, {_SCHEMA}) -> ()"
+    "gpucast::cast_out",
+    _cast_out,
+    mutates_args=("out",),
+    schema=f"(Tensor x, Tensor(a!) out, str caller, {_SCHEMA}) -> ()",
 )
 cast_out_op.register_fake(lambda *arguments: None)
 
@@ -100,15 +103,17 @@ def fused_cast(
     """
     if isinstance(options.scale, torch.Tensor):
         tensors.check_scale(options.scale, options.caller)
-    if tensors.transformed() and options.scale is not None and not isinstance(options.scale, torch.Tensor):
-        # Within a transform the scale has to be a plain number.
+    elif options.scale is not None and (tensors.transformed() or _is_traced(options)):
+        # Within a transform the scale has to be a plain number. The op takes any: it multiplies by negative ones of
+        # layers.
         device = x.device.index if x.is_cuda else None
         options = options._replace(scale=resolve_scale(options.scale, device, options.caller))
     seed, offset = (None, 0) if random is None else (_signed(random.seed), _signed(random.offset))
     arguments = (dst.name, *(attributes or tensors.DEFAULTS.values()), seed, offset)
     if slope is not None or _is_traced(options):
         return _cast_traced(x, dst, arguments, options, target, slope)
-    return _cast_eagerly(x, dst, _keywords(arguments) | {"scale": options.scale, "amax": options.amax}, options, target)
+    keywords = _keywords(arguments) | {"scale": options.scale, "amax": options.amax}
+    return _cast_eagerly(x, dst, keywords, options, target)
 
 
 def times(x: torch.Tensor, dst: DType, options: Options) -> Any:
@@ -174,12 +179,12 @@ def _cast_traced(
         number, scale = float(scale), None
     if out is not None:
         tensors.check_out(x, dst, out, caller)
-        _op_out(x, out, scale, amax, *arguments, number)
+        _op_out(x, out, scale, amax, *arguments, number, caller)
         return out
     shape = tensors.shape_of(x)
     tensors.check_pairs(shape, dst, caller)
     op = _TransformedCast.apply if tensors.transformed() else _op
-    y, new_amax = op(x, scale, amax, *arguments, number, slope)
+    y, new_amax = op(x, scale, amax, *arguments, number, caller, slope)
     if amax is not None:
         amax.copy_(new_amax.detach())
     return tensors.as_result(y.to(target), shape, dst, caller)
@@ -192,7 +197,7 @@ class _TransformedCast(torch.autograd.Function):  # type: ignore[misc]  # As abo
     """
 
     generate_vmap_rule = True
-    jvp = gradients.without_forward_mode("cast")
+    jvp = gradients.without_forward_mode()
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -202,6 +207,7 @@ class _TransformedCast(torch.autograd.Function):  # type: ignore[misc]  # As abo
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
         _fused_setup(ctx, inputs, output)
+        ctx.caller = inputs[-2]
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
@@ -211,15 +217,15 @@ class _TransformedCast(torch.autograd.Function):  # type: ignore[misc]  # As abo
 
 
 def _fused_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, scale, _, to, saturate, round_mode, opset, *_, number, slope = inputs
-    kind = tensors.dtype_of(x, "cast")
+    x, scale, _, to, saturate, round_mode, opset, *_, number, caller, slope = inputs
+    kind = tensors.dtype_of(x, caller)
     src = kind.name
     if kind.is_float and ctx.needs_input_grad[0]:
-        gradients.warn(dtype(to))
+        gradients.warn(dtype(to), caller)
     if slope is None:
-        ctx.back = (src, *tensors.DEFAULTS.values(), None, 0, number, None)
+        ctx.back = (src, *tensors.DEFAULTS.values(), None, 0, number, caller, None)
     else:
-        ctx.back = (src, saturate, round_mode, opset, None, None, None, 0, None if slope == 1 else slope, None)
+        ctx.back = (src, saturate, round_mode, opset, *[None] * 3, 0, None if slope == 1 else slope, caller, None)
     ctx.scaled = scale is not None
     if scale is not None:
         ctx.save_for_backward(scale)
@@ -241,7 +247,7 @@ def _run(x: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> tuple[torch
         new_amax.copy_(amax)
     dst = dtype(arguments[0])
     keywords = _all_keywords(scale, None if amax is None else new_amax, arguments)
-    tensors.fill(x, y, dst, keywords, not tensors.has_tensors(dst), _function(keywords["scale"]))
+    tensors.fill(x, y, dst, keywords, not tensors.has_tensors(dst), _function(keywords["scale"]), arguments[-2])
     return y, new_amax
 
 
@@ -252,24 +258,25 @@ def _function(scale: Any) -> Callable[[Any, DType, Options], Any]:
 
 def _run_out(x: torch.Tensor, out: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> None:
     keywords = _all_keywords(scale, amax, (*arguments, None))
-    tensors.fill(x, out, dtype(arguments[0], caller="cast: to="), keywords, False)
+    caller = arguments[-1]
+    tensors.fill(x, out, dtype(arguments[0], caller=f"{caller}: to="), keywords, False, caller=caller)
 
 
 def _all_keywords(scale: Any, amax: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    *arguments_of_cast, number, _ = arguments
+    *arguments_of_cast, number, _, _ = arguments
     return _keywords(tuple(arguments_of_cast)) | {"scale": number if scale is None else scale, "amax": amax}
 
 
 def _fake(x: torch.Tensor, scale: Any, amax: Any, to: str, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    y = tensors.new(x, to, *arguments[: len(tensors.DEFAULTS)])
+    y = tensors.new(x, to, *arguments[: len(tensors.DEFAULTS)], caller=arguments[-2])
     return y, x.new_empty(0, dtype=torch.float32) if amax is None else torch.empty_like(amax)
 
 
 def _fused_batched(info: Any, dims: tuple[Any, ...], x: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> Any:
     """The result of a loop over the batch: each part gets the same random words, and an `amax` without a batch
     dimension is passed from one part to the next."""
-    to, *_, seed, _, _, _ = arguments
-    tensors.check_batched(to)
+    to, *_, seed, _, _, caller, _ = arguments
+    tensors.check_batched(to, caller)
     along_x, along_scale, along_amax, *_ = dims
     if along_scale is along_amax is seed is None:
         return _op(x.movedim(along_x, 0), scale, amax, *arguments), (0, None)

@@ -231,10 +231,10 @@ def check_gradient(x: torch.Tensor, dst: DType, caller: str) -> None:
         )
 
 
-def check_batched(to: str) -> None:
+def check_batched(to: str, caller: str = "cast") -> None:
     """TypeError for a type whose results torch.vmap cannot split into batches."""
-    if not has_tensors(dtype(to, caller="cast: to=")):
-        raise TypeError(f"cast: torch.vmap cannot batch a cast to {to}, whose elements share bytes")
+    if not has_tensors(dtype(to, caller=f"{caller}: to=")):
+        raise TypeError(f"{caller}: torch.vmap cannot batch a cast to {to}, whose elements share bytes")
 
 
 def from_array(x: Any) -> Any:

@@ -424,8 +424,8 @@ def loop(src: DType, dst: DType, **attributes: Any) -> int:
 
 
 def products(format: Format, to: DType) -> block_loops.Products:
-    # With a global scale the factors are products, and no FLOATs.
-    in_floats = to is not _DOUBLE and not format.global_scale
+    # With a global scale the factors are sums of two FLOATs, whose products with infinity may be NaN.
+    in_floats = to is not _DOUBLE and not (format.global_scale and format.element.has_inf)
     last, last_of_floats = (loop(kind, to) if kind is not to else 0 for kind in (_DOUBLE, _FLOAT))
     narrow = last_of_floats if in_floats else 0
     return block_loops.Products(loop(format.element, _FLOAT), last, to.code_numpy.itemsize, narrow, in_floats)

@@ -40,7 +40,7 @@ inline u64 product(const u64* three) { return three[0] * three[1] * three[2]; }
 
 // Elements of a call, between which signals are looked at; and of codes of less than a byte, which stay in the cache until
 // they are packed.
-enum : u64 { elements_at_once = 1 << 22, codes_at_once = 1 << 15 };
+enum : u64 { elements_at_once = 1 << 22, codes_at_once = 1 << 17 };
 
 // Whether rows consist of whole blocks, so that all of them are one row.
 inline bool is_one_row(const Run3& call) {

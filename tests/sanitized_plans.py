@@ -210,6 +210,10 @@ def by_entry(
         getattr(y, "dtype", None),
         np.shape(y),
         None,
+        None,
+        None,
+        None,
+        None,
     ]
     if at >= 0:
         entry[at] = junk
@@ -228,18 +232,20 @@ def raw() -> None:
     """The module's own functions with one junk argument, and with too few or too many."""
     from gpucast.core.dtypes import dtype
     from gpucast.core.extension import MODULE
-    from gpucast.quantization import block_loops, hadamard_on_host, quantize_on_host
+    from gpucast.quantization import block_loops, hadamard_on_host, host_calls
     from gpucast.quantization.formats import find
     from gpucast.quantization.option_checks import resolve_hadamard
 
     x, format = np.ones((4, 64), np.float32), find("mxfp8e4m3", "quantize")
     data, scales = np.zeros((4, 64), np.uint8), np.zeros((4, 2), np.uint8)
-    how = quantize_on_host.quantizing(format, dtype("FLOAT"), (4, 64), 1)
-    back = quantize_on_host.dequantizing(format, dtype("FLOAT"), (4, 64), 1)
+    how = host_calls.producing(format, dtype("FLOAT"), (4, 64), 1)
+    back = host_calls.restoring(format, dtype("FLOAT"), (4, 64), 1)
     turn = hadamard_on_host.transforming(resolve_hadamard(32, None, 1, "hadamard"), dtype("FLOAT"), 256)
     y, ends = np.zeros((4, 64), np.float32), np.array([1, 4], np.int32)
-    row = block_loops.Quantizing.from_buffer_copy(quantize_on_host.quantizing(format, dtype("FLOAT"), (1, 64), 1))
-    groups = bytes(block_loops.Grouping(4, 64, 4, 2, 1, 4, 4, 8, 32, row)) + 2 * bytes(MODULE.WORK_BYTES)
+    row = block_loops.Quantizing.from_buffer_copy(host_calls.quantizing(format, dtype("FLOAT"), (1, 64), 1))
+    groups = bytes(block_loops.Grouping(4, 64, 4, 2, 1, 4, 4, 8, 32, row, block_loops.OrderOfScales())) + 2 * bytes(
+        MODULE.WORK_BYTES
+    )
     _functions.append(MODULE.function("to", "FLOAT", ("hadamard", "signs", "seed", "out"), (None,) * 4, "kff."))
     launch = (print, 1, b"\0" * 16, ((0, 0, 0), (8, -1, 0)))
     program = MODULE.program(((lambda *_: None, *launch[1:]),), ((np.ndarray, (4, 64), x.dtype, 1024, 0),), 1, (0,), 0)
@@ -261,7 +267,7 @@ def raw() -> None:
         for at, junk in itertools.product(range(len(arguments)), JUNK):
             refused(function, *(*arguments[:at], junk, *arguments[at + 1 :]))
     # Arrays with too little memory, of references to objects, and that cannot be written.
-    doubles = quantize_on_host.dequantizing(format, dtype("DOUBLE"), (4, 64), 1)
+    doubles = host_calls.restoring(format, dtype("DOUBLE"), (4, 64), 1)
     none = np.full((4, 64), None)
     assert by_entry(back, None, data, scales, None, None, y)
     assert not by_entry(doubles, None, data, scales, None, None, none)
@@ -290,7 +296,7 @@ def raw() -> None:
         refused(MODULE.transform, turn, library, x, y)
         refused(by_entry, back, library, data, scales, None, None, y)
         refused(by_entry, back, library, "data", scales, None, None, y)
-    for junk, at in itertools.product(JUNK, range(12)):
+    for junk, at in itertools.product(JUNK, range(16)):
         refused(by_entry, back, None, data, scales, None, None, y, at, junk)
     for junk in (*JUNK, (-1,), (2,), (1 << 62, 1 << 62)):
         refused(MODULE.new_part, junk)

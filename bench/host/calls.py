@@ -112,15 +112,28 @@ def _more(t: torch.Tensor, to: Call) -> dict[str, tuple[Call, Call]]:
             f"tensor-wise{name}": (partial(quantize, of, "float8e4m3fn_tensor"), to),
             f"tiles{name}": (partial(quantize, of, "float8e4m3fn_128x128"), to),
         }
+        scale, q = quantize(of, "int8_32").scales, quantize(of, "mxfp8e4m3", hadamard=32)
+        ordered = quantize(of, "mxfp8e4m3", scale_layout="128x4")
+        rows |= {
+            f"int8_32, an array as scale={name}": (partial(quantize, of, "int8_32", scale=scale), to),
+            f"nvfp4_4over6{name}": (partial(quantize, of, "nvfp4_4over6"), to),
+            f"mxfp8e4m3, dequantize hadamard={name}": (partial(gpucast.dequantize, q, hadamard=32), to),
+            f"mxfp8e4m3, scale_layout=, dequantize{name}": (partial(gpucast.dequantize, ordered), to),
+        }
     if importlib.util.find_spec("jax") is not None:
         import jax
 
         there = jax.numpy.asarray(x)
         q, astype = quantize(there, "mxfp8e4m3"), partial(there.astype, np.float16)
+        theirs = jax.numpy.asarray(ends.numpy())
         rows |= {
             "JAX": (lambda: gpucast.cast(there, "FLOAT16"), astype),
             "JAX, mxfp8e4m3": (lambda: quantize(there, "mxfp8e4m3"), astype),
             "JAX, mxfp8e4m3, dequantize": (lambda: gpucast.dequantize(q), astype),
+            "JAX to FLOAT4E2M1": (lambda: gpucast.cast(there, "FLOAT4E2M1"), astype),
+            "JAX, mxfp8e4m3, groups": (lambda: groups(there, theirs, "mxfp8e4m3", pad=4), astype),
+            # What each result of JAX takes by itself.
+            "JAX, device_put of an array": (partial(jax.device_put, x, there.device), astype),
         }
     return rows
 

@@ -244,13 +244,30 @@ class Workspace:
         return found
 
     def _place(self) -> tuple[int, int, int]:
-        """The device, which is the current one, its stream and this thread."""
-        return self._device, driver.driver().stream(), threading.get_ident()
+        return _place(self._device)
 
     def check_capture(self) -> None:
         """RuntimeError while a CUDA graph is captured."""
         with driver.driver().on(self._device):
             check_allocation(self._caller, ", and make the same call with it once before the capture")
+
+
+def _place(device: int) -> tuple[int, int, int]:
+    """A device, which is the current one, its stream and this thread."""
+    return device, driver.driver().stream(), threading.get_ident()
+
+
+def cell_address(caller: str, device: int, _: Any = None) -> int:
+    """The address of `Workspace.cell` of a call on the current device whose memory is not kept."""
+    found = _CELLS.get(_place(device))
+    if found is None:
+        found = Workspace(caller, device).cell()
+    return int(found.data.ptr)
+
+
+def number_address(caller: str, device: int, value: float, _: Any = None) -> int:
+    """The address of `Workspace.number` of a call on the current device."""
+    return int(Workspace(caller, device).number(value).data.ptr)
 
 
 # ---- plans: the module launches kernels that are kept by device ----

@@ -40,8 +40,13 @@ class HostKind(NamedTuple):
     plan: Callable[[CastRule, bool, bool], Any]
     #: ``make(rule, works)``: a plan of other works for arrays of the rule's types, or None.
     make: Callable[[CastRule, bytes], Any]
-    #: What the module asks of a library of tensors.
+    #: What the module asks of a library of tensors, which is told of those that were written.
     library: Any = None
+
+    @property
+    def library_of_new(self) -> Any:
+        """The same for results that are new, of which nothing is told."""
+        return None if self.library is None else (*self.library[:4], None)
 
 
 #: Other libraries add theirs.

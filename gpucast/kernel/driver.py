@@ -178,9 +178,13 @@ class CupyDriver:
             yield
 
     def stream(self) -> int:
-        import cupy
+        return int(self._current_stream().ptr)
 
-        return int(cupy.cuda.get_current_stream().ptr)
+    @cached_property
+    def _current_stream(self) -> Callable[[], Any]:
+        from cupy.cuda import get_current_stream
+
+        return get_current_stream  # type: ignore[no-any-return]
 
     @cached_property
     def capturing(self) -> Callable[[], bool]:

@@ -78,9 +78,14 @@ def _shareable(dst: DType) -> bool:
     return dst.family != "string" and not dst.packed
 
 
+def _is_narrowed(dst: DType) -> bool:
+    """Whether JAX would narrow a type, of 64 bits."""
+    return dst.bits == 64 and bool(jax.dtypes.canonicalize_dtype(dst.numpy) != dst.numpy)
+
+
 def _check_width(dst: DType, caller: str) -> None:
-    """TypeError for a type of 64 bits that JAX would narrow."""
-    if dst.bits == 64 and jax.dtypes.canonicalize_dtype(dst.numpy) != dst.numpy:
+    """TypeError for a type that JAX would narrow."""
+    if _is_narrowed(dst):
         raise TypeError(f"{caller}: to={dst.name} needs jax.config.update('jax_enable_x64', True)")
 
 
@@ -121,17 +126,18 @@ def _view(x: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def _plan(to: Any, dst: DType, *keyed: Any) -> Any:
-    """The plan of casts of arrays on a CPU: that of NumPy's, into memory that JAX shares."""
+    """The plan of casts of arrays on a CPU: that of NumPy's, into memory that JAX shares if it does not pack."""
     if MODULE is None:
         return None
 
     def run(x: Any, seed: Any, offset: Any, scale: Any, amax: Any, out: Any) -> Any:
         native = None if out is not None else _view(x)
-        if native is None:
+        # What JAX is told to narrow changes.
+        if native is None or _is_narrowed(dst):
             return None
-        y = _aligned(native.shape, dst)
-        done = plans.hit(native, to, *keyed, seed, offset, scale, amax, None, y, True)
-        return None if done is None else jax.device_put(y, next(iter(x.devices())))
+        y = _aligned(native.shape, dst) if _shareable(dst) else None
+        y = plans.hit(native, to, *keyed, seed, offset, scale, amax, None, y, True)
+        return None if y is None else jax.device_put(y, next(iter(x.devices())))
 
     return plans.make("", run)
 
@@ -171,7 +177,9 @@ class JaxLibrary(Library):
         y = cast(array, to, inside)
         if out is not None:
             return out
-        if inside is not options and isinstance(inside.out, np.ndarray) and dst.bits < 64:
+        # JAX has no types of 6 bits.
+        is_known = inside is not options or (dst.packed and dst.bits < 6 and options.copy is True)
+        if is_known and isinstance(array, np.ndarray) and isinstance(y, np.ndarray):
             plans.keep(x, to, options, resolve(dtype(x.dtype), dst, options), _plan(to, dst, *options[:5]))
         return x if y is array else _to_jax(y, x)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpucast.core.dtypes import DType
 from gpucast.core.extension import MODULE
 from gpucast.host import loops
 from gpucast.quantization.block_grid import BlockGrid
@@ -105,8 +106,33 @@ class Triple3(ctypes.Structure):
 _GRID = tuple((name, Triple3) for name in ("shape", "lengths", "grid"))
 
 
+#: The most steps of a `Formula`.
+MOST_STEPS = 31
+
+
+class Formula(ctypes.Structure):
+    """`Formula` of ``kernels/host/formulas.hpp``."""
+
+    _fields_ = (
+        ("count", ctypes.c_uint32), ("steps", ctypes.c_uint32 * MOST_STEPS), ("numbers", ctypes.c_float * MOST_STEPS),
+    )  # fmt: skip
+
+
+class FormulaSteps(ctypes.Structure):
+    """`FormulaSteps` of ``kernels/host/block_scales.hpp``."""
+
+    _fields_ = (
+        ("are_there", ctypes.c_uint64),
+        *((name, Formula) for name in ("scale", "factor", "u", "global")),
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("to_scale", "from_scale", "code_of_zero", "to_source", "from_source")
+        ),
+    )  # fmt: skip
+
+
 class Quantizing(ctypes.Structure):
-    """`Quantizing` of ``kernels/host/quantizing.hpp``. Functions are addresses."""
+    """`Quantizing` of ``kernels/host/block_scales.hpp``. Functions are addresses."""
 
     _fields_ = (
         *_GRID,
@@ -125,7 +151,21 @@ class Quantizing(ctypes.Structure):
         ("to", Integers),
         ("divide", ctypes.c_uint64),
         ("at_random", ctypes.c_uint64),
+        ("choose", ctypes.c_uint64),
+        ("value", ctypes.c_float * 16),
+        ("steps_of", FormulaSteps),
     )  # fmt: skip
+
+
+class OrderOfScales(ctypes.Structure):
+    """`ScaleOrder` of ``kernels/host/orders.hpp``."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("bytes", "rows", "row_bytes")),
+        ("lengths", Triple3),
+        ("strides", Triple3),
+        ("next", ctypes.c_uint64),
+    )
 
 
 class Grouping(ctypes.Structure):
@@ -139,11 +179,12 @@ class Grouping(ctypes.Structure):
             )
         ),
         ("quantizing", Quantizing),
+        ("order", OrderOfScales),
     )  # fmt: skip
 
 
 class Transforming(ctypes.Structure):
-    """`Transforming` of ``kernels/host/quantize.hpp``."""
+    """`Transforming` of ``kernels/host/orders.hpp``."""
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("size", "length", "src_bytes", "run")),
@@ -159,6 +200,34 @@ class Dequantizing(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("scale_bytes", "element_bits", "dst_bytes", "from_scale", "from_zero")),
         ("products", Products),
     )
+
+
+class Turning(ctypes.Structure):
+    """`Turning` of ``kernels/host/orders.hpp``."""
+
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("matrices", "rows", "columns"))
+
+
+class Producing(ctypes.Structure):
+    """`Producing` of ``kernels/host/quantize.hpp``."""
+
+    _fields_ = (
+        ("quantizing", Quantizing), ("turning", Turning), ("transform", Transforming), ("order", OrderOfScales),
+    )  # fmt: skip
+
+
+class Restoring(ctypes.Structure):
+    """`Restoring` of ``kernels/host/quantize.hpp``, up to the work of its last cast."""
+
+    _fields_ = (
+        ("dequantizing", Dequantizing), ("transform", Transforming), ("order", OrderOfScales),
+        ("dst_bytes", ctypes.c_uint64), ("casts", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+def numbers_of(element: DType | None) -> Any:
+    """The numbers of the 16 codes of a type; zeros for none."""
+    return (ctypes.c_float * 16)(*(0.0 if element is None else float(element.value(code)) for code in range(16)))
 
 
 find: Callable[[str], int] = lru_cache(maxsize=256)(loops.find)

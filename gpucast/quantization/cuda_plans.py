@@ -21,6 +21,7 @@ from gpucast.core.dtypes import DType
 from gpucast.core.extension import MODULE
 from gpucast.core.fuse import NO_WORDS, Random
 from gpucast.kernel.recording import Given, Memory, Program, Recording, placed, program
+from gpucast.quantization.call_choices import NO_SIGNS, Signs
 
 #: The most kinds of arrays of a plan, and entries of a shape.
 _MOST, _MOST_ENTRIES = 256, 8
@@ -42,6 +43,9 @@ class Asked(NamedTuple):
     #: A `Quantized` with the memory that calls keep which write an `out`, and the name of the function.
     keeper: Any = None
     caller: str = ""
+    #: The signs of a transform; a scale and a magnitude as numbers or arrays, the latter among those that are read.
+    signs: Signs = NO_SIGNS
+    numbers: tuple[Any, Any] = (None, None)
 
     @property
     def plan_key(self) -> tuple[Any, ...]:
@@ -226,6 +230,8 @@ class CudaPlan:
     def __init__(self, ask: Ask, kind: Literal["quantized", "dequantized", ""]) -> None:
         #: By the shape of the first array those for the module, of calls that choose nothing else; the latest first.
         self.entries: dict[Any, list[tuple[Any, ...]]] = {}
+        #: The same by what was asked.
+        self.own: dict[Any, dict[Any, tuple[Any, ...]]] = {}
         self.ask, self.kind = ask, kind
         self.plan = plans.make(kind, self.run, kernels=self.entries if kind else None)
         self.known: dict[tuple[Any, ...], _Known] = {}
@@ -245,49 +251,54 @@ class CudaPlan:
             return None
         if len(self.known) >= _MOST:
             self.known.clear()
+            self.own.clear()
             self.entries.clear()
         self.known[asked.plan_key] = known
         is_quantized = self.kind == "quantized"
         entry = _entry(asked, known, result, result if is_quantized else arguments[0]) if self.kind else None
         if entry is not None:
             shape = asked.read[0].shape if is_quantized else arguments[0].data.shape
-            self.entries[shape] = [entry, *self.entries.get(shape, [])[: _MOST_ENTRIES - 1]]
+            own = self.own.setdefault(shape, {})
+            own.pop(asked.plan_key, None)
+            if len(own) == _MOST_ENTRIES:
+                del own[next(iter(own))]
+            own[asked.plan_key] = entry
+            self.entries[shape] = [*reversed(own.values())]
         return self.plan
 
 
 def _entry(asked: Asked, known: _Known, result: Any, q: Any) -> tuple[Any, ...] | None:
     """A call of CuPy's arrays that quantized to `q`, or dequantized it, for the module (``results.hpp``); None
-    for one that needs more than its arrays and new ones."""
-    if known.library is not None or known.kept or known.program.numbers or not is_record(type(q)):
-        return None
-    # The module tells those for new results by their other memory.
-    if known.program.cells and asked.out is not None:
-        return None
-    if asked.random is not None or asked.updated or (q is result and len(asked.read) > 1):
+    for one that it does not serve."""
+    if known.library is not None or not is_record(type(q)) or asked.random is not None or asked.updated:
         return None
     cuda = kernel.driver.driver()
     array: Any = type(asked.read[0])
     makes: list[Any] = [None] * len(_PARTS)
     parts = [getattr(q, name) for name in _PARTS] if q is result else [result]
-    places: Any = None
+    places: list[Any] = [partial(_kept_address, asked.caller, name) for name in known.kept]
+    places += [partial(casting.cuda.cell_address, asked.caller, known.device)] * known.program.cells
+    places += [partial(casting.cuda.number_address, asked.caller, known.device, one) for one in known.program.numbers]
     if known.places is not None:
         # All new memory is that of the parts.
         numbers = [place.number for place in known.places]
         if sorted(numbers) != list(range(len(known.program.new))):
             return None
         there = [i for i, part in enumerate(parts) if part is not None]
-        cells = [partial(_cell_address, asked.caller, known.device)] * known.program.cells
-        places = (*cells, *(there[numbers.index(i)] for i in range(len(numbers))))
+        places += [there[numbers.index(i)] for i in range(len(numbers))]
         makes = [None if part is None else _make(part, array, cuda) for part in parts]
     attributes = {name: getattr(q, name) for name in _ATTRIBUTES}
     codes = type(q.data), isinstance(q.data, PackedArray), q.data.shape
     new = tuple(makes) if q is result else makes[0]
     look = (object, None, None) if q is result else (type(result), result.dtype, result.shape)
-    return known.program.launches, cuda.capturing, type(q), attributes, *codes, new, *look, places
+    given = tuple(array if type(one) is array else one for one in asked.numbers)
+    more = *asked.signs, None, given
+    return known.program.launches, cuda.capturing, type(q), attributes, *codes, new, *look, tuple(places), *more
 
 
-def _cell_address(caller: str, device: int) -> int:
-    return int(casting.cuda.Workspace(caller, device).cell().data.ptr)
+def _kept_address(caller: str, key: Any, keeper: Any) -> int | None:
+    held = keeper.workspace(caller).kept(key)
+    return None if held is None else int(casting.cuda.address(held))
 
 
 def _make(part: Any, array: type, cuda: Any) -> tuple[Any, ...]:

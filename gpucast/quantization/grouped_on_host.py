@@ -14,14 +14,13 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.casting import plans
 from gpucast.casting.cast import cast
 from gpucast.casting.list_plans import HOST_KINDS
-from gpucast.core.checks import rounded
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
 from gpucast.core.fuse import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import Options, resolve
 from gpucast.host import loops
-from gpucast.quantization import block_loops, host_plans, quantize_on_host, recipes, swizzle
+from gpucast.quantization import block_loops, host_calls, host_plans, quantize_on_host, recipes, swizzle
 from gpucast.quantization.call_choices import by_numbers
 from gpucast.quantization.formats import Format
 
@@ -95,7 +94,7 @@ class _Groups(NamedTuple):
     how: bytes
     #: The parts of results, as `_looks` tells.
     looks: list[Any]
-    #: New parts; scales in the layout "linear".
+    #: New parts.
     makes: tuple[Any, ...]
     #: Of x.
     size: int
@@ -109,9 +108,9 @@ def _looks(grouped: Any) -> list[Any]:
 class _GroupedPlan:
     """What calls keep that differ in the shapes of their arrays, and in their numbers, alone."""
 
-    def __init__(self, kind: Any, grouped: Any, layout: Any, rounding: Any) -> None:
-        self.asked, self.kind, self.grouped = HOST_KINDS[kind].library, kind, grouped
-        self.layout, self.rounding = layout, rounding
+    def __init__(self, kind: Any, grouped: Any, rounding: Any) -> None:
+        self.asked, self.asked_of_new = HOST_KINDS[kind].library, HOST_KINDS[kind].library_of_new
+        self.kind, self.grouped, self.rounding = kind, grouped, rounding
         self.known: dict[Any, _Groups] = {}
         self.plan = plans.make("", self.run)
 
@@ -131,26 +130,26 @@ class _GroupedPlan:
         given: Any = None
         if number is not None:
             # The module knows which ones it takes.
-            given = rounded(scale, np.float32)
+            given = host_plans.number_of(scale)
+            if given is None:
+                return None
         elif arrays:
             given = arrays[0]
             if type(given) is not self.kind or dtype(given.dtype).name != "FLOAT":
                 return None
-        is_linear = self.layout in (None, "linear")
-        if out is not None and not (is_linear and type(out) is self.grouped and _looks(out) == known.looks):
+        if out is not None and not (type(out) is self.grouped and _looks(out) == known.looks):
             return None
         parts = [MODULE.new_part(make) for make in known.makes] if out is None else list(out)
         codes = parts[0].data if isinstance(parts[0], PackedArray) else parts[0]
-        if not MODULE.group(known.how, self.asked, x, offsets, codes, *parts[1:], given, *(random or (None, 0))):
+        asked = self.asked_of_new if out is None else self.asked
+        if not MODULE.group(known.how, asked, x, offsets, codes, *parts[1:], given, *(random or (None, 0))):
             return None
-        if not is_linear:
-            parts[1] = swizzle.swizzle(parts[1], layout=self.layout)
         return self.grouped(*parts) if out is None else out
 
 
 @lru_cache(maxsize=256)
 def _plan(src: DType, to: Any, kind: Any, grouped: Any, pad: int, layout: Any, rounding: Any) -> _GroupedPlan:
-    return _GroupedPlan(kind, grouped, layout, rounding)
+    return _GroupedPlan(kind, grouped, rounding)
 
 
 def planned(x: Any, to: Any, keywords: tuple[Any, ...], result: Any) -> Any:
@@ -165,14 +164,12 @@ def planned(x: Any, to: Any, keywords: tuple[Any, ...], result: Any) -> Any:
     others = [part for part in result if not (part is None or isinstance(part, PackedArray))]
     if result.data.shape[1] != columns or any(libraries.library_of(part) != library for part in others):
         return None
-    if library is not None and layout not in (None, "linear"):
-        return None
     src, data, ends = dtype(x.dtype), result.data, dtype(offsets.dtype)
     format = None if layout is None else recipes.find(to, "quantize_grouped")
     # The module packs the codes of formats, and writes those of casts one to a byte.
     if dtype(data.dtype).bits < 8 and isinstance(data, PackedArray) == (format is None):
         return None
-    quantizing, works, scales = block_loops.Quantizing(), 2 * bytes(MODULE.WORK_BYTES), result.scales
+    quantizing, works, order = block_loops.Quantizing(), 2 * bytes(MODULE.WORK_BYTES), block_loops.OrderOfScales()
     block: Any = 0
     bits = dtype(data.dtype).bits if isinstance(data, PackedArray) else 8 * data.dtype.itemsize
     if format is None:
@@ -182,19 +179,18 @@ def planned(x: Any, to: Any, keywords: tuple[Any, ...], result: Any) -> Any:
         except LookupError:
             return None
     else:
-        found = quantize_on_host.quantizing(format, src, (1, columns), 1)
+        found = host_calls.quantizing(format, src, (1, columns), 1)
         if found is None:
             return None
         quantizing, block = block_loops.Quantizing.from_buffer_copy(found), format.block[-1]
-        if layout != "linear":
-            scales = np.empty((result.data.shape[0], columns // block), format.scale.numpy)
+        scales = int(data.shape[0]), columns // block
+        order = host_calls.order_of(layout, scales, format.scale.code_numpy.itemsize)
     how = block_loops.Grouping(
         rows, columns, int(data.shape[0]), int(offsets.shape[0]), pad, src.code_numpy.itemsize,
-        ends.code_numpy.itemsize, bits, block, quantizing,
+        ends.code_numpy.itemsize, bits, block, quantizing, order,
     )  # fmt: skip
-    parts = (data, scales, result.offsets, result.valid)
-    makes = tuple(host_plans.make_of(part) for part in parts)
-    if any((make is None) != (part is None) for make, part in zip(makes, parts, strict=True)):
+    makes = tuple(host_plans.make_of(part) for part in result)
+    if any((make is None) != (part is None) for make, part in zip(makes, result, strict=True)):
         return None
     call: list[Any] = [to if format is None else format, kind, type(result), pad, layout, rounding]
     plan = _plan(src, *call)

@@ -22,8 +22,8 @@ from gpucast.casting import plans
 from gpucast.casting.list_plans import HOST_KINDS
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
-from gpucast.quantization import hadamard_on_host, quantize_on_host, swizzle
-from gpucast.quantization.call_choices import choices, signs_of
+from gpucast.quantization import hadamard_on_host, host_calls
+from gpucast.quantization.call_choices import NO_SIGNS, Signs, choices, signs_of
 from gpucast.quantization.cuda_plans import is_record
 from gpucast.quantization.formats import Format, Hadamard
 from gpucast.quantization.option_checks import resolve_hadamard
@@ -31,6 +31,8 @@ from gpucast.quantization.option_checks import resolve_hadamard
 #: How a new array looks, for ``MODULE.new_part``: the dtype and shape of NumPy's, those of packed bytes with the class
 #: of a PackedArray and its other attributes, or a function that gives it; None for no array.
 Made = Any
+#: The parts of a `Quantized`, in the module's order.
+_PARTS = ("data", "scales", "zero_points", "global_scale")
 #: The most shapes of a plan, and the most kinds of results of a shape.
 _MOST, _MOST_KINDS = 256, 8
 _FLOAT = dtype("FLOAT")
@@ -41,11 +43,10 @@ _WHOLE = 1 << 53
 class _Result(NamedTuple):
     """How the arrays of one shape are quantized."""
 
-    #: For the module: after a transform, if there is one.
+    #: For the module.
     how: bytes
-    transform: bytes | None
-    #: Whether x is transposed first.
-    turned: bool
+    #: Whether the numbers are transformed first.
+    transforms: bool
     #: The class of results, `gpucast.Quantized`.
     quantized: Any
     format: Format
@@ -54,17 +55,22 @@ class _Result(NamedTuple):
     shape: tuple[int, ...]
     kind: Any
     layout: Any
-    #: Each part. Scales are in the layout "linear".
+    #: The shape of the scales in the layout "linear".
+    scales: tuple[int, ...]
+    #: Each part.
     makes: tuple[Made, ...]
 
-    def entry(self, src: DType, library: str | None, asked: Any) -> tuple[Any, ...]:
-        """The same for the module, of x as it is."""
-        attributes = {
+    def attributes(self, src: DType, library: str | None) -> dict[str, Any]:
+        """Those of a `Quantized` that are not parts."""
+        return {
             "format": self.format, "dtype": src, "axis": self.axis, "scale_layout": self.layout, "library": library,
         }  # fmt: skip
-        is_packed = issubclass(self.kind, PackedArray)
-        codes = self.kind, is_packed, self.shape
-        return self.how, asked, self.quantized, attributes, *codes, self.makes, object, None, None, None
+
+    def entry(self, src: DType, library: str | None, asked: Any, signs: Signs) -> tuple[Any, ...]:
+        """The same for the module."""
+        codes = self.kind, issubclass(self.kind, PackedArray), self.shape
+        look = self.makes, object, None, None, None
+        return self.how, asked, self.quantized, self.attributes(src, library), *codes, *look, *signs, self.scales, None
 
     def is_like(self, q: Any) -> bool:
         """Whether an earlier result is one of these. (The module looks at its memory.)"""
@@ -78,17 +84,40 @@ class _Result(NamedTuple):
         )
 
 
+class _Entries:
+    """What the module knows of calls that differ in the shapes of their arrays, and in their signs, alone."""
+
+    def __init__(self) -> None:
+        #: By shape; the latest first.
+        self.by_shape: dict[Any, list[tuple[Any, ...]]] = {}
+
+    def add(self, shape: tuple[int, ...], entry: tuple[Any, ...]) -> None:
+        if len(self.by_shape) >= _MOST:
+            self.by_shape.clear()
+        # A call that the module leaves to the checked path comes again.
+        others = [one for one in self.by_shape.get(shape, []) if not _is_same(one, entry)]
+        self.by_shape[shape] = [entry, *others[: _MOST_KINDS - 1]]
+
+
+def _is_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether two entries serve the same calls: work, attributes and class of codes are equal."""
+    return one[0] == other[0] and one[3] == other[3] and one[4] is other[4]
+
+
 class _QuantizePlan:
-    """What calls keep that differ in the shapes of their arrays, and in their signs, alone."""
+    """What calls keep that differ in the shapes of their arrays, and in their signs, alone.
+
+    The module serves those with one result that are rounded to nearest; `run` all others.
+    """
 
     def __init__(self, src: DType, library: str | None, kind: type, rounding: Any, hadamard: Any) -> None:
         self.src, self.library, self.is_tensor = src, library, kind is not np.ndarray
-        self.asked, self.rounding, self.choose = HOST_KINDS[kind].library, rounding, choices(hadamard)
+        self.asked, self.asked_of_new = HOST_KINDS[kind].library, HOST_KINDS[kind].library_of_new
+        self.rounding, self.choose = rounding, choices(hadamard)
         #: One result, or a plain and a transposed one.
         self.results: dict[Any, tuple[_Result, ...]] = {}
-        #: By shape those for the module, of calls that choose nothing else.
-        self.entries: dict[Any, list[tuple[Any, ...]]] = {}
-        self.plan = plans.make("quantized", self.run, kernels=self.entries)
+        self.entries = _Entries()
+        self.plan = plans.make("quantized", self.run, kernels=self.entries.by_shape)
 
     def run(self, x: Any, seed: Any, offset: Any, scale: Any, amax: Any, signs: Any, out: Any) -> Any:
         choice = self.choose(self.rounding, seed, offset, signs)
@@ -102,7 +131,10 @@ class _QuantizePlan:
             return None
         if known is None:
             return None
-        given, top = _number(scale), _number(amax)
+        given, top = number_of(scale), number_of(amax)
+        if given is None and scale is not None and len(known) == 1 and getattr(scale, "shape", None) == known[0].scales:
+            # An array that has one for each block.
+            given = scale
         if (given is None) != (scale is None) or (top is None) != (amax is None) or not (scale is None or amax is None):
             return None
         outs = None if out is None else (out,) if len(known) == 1 else out
@@ -114,37 +146,19 @@ class _QuantizePlan:
             if target is None:
                 parts: list[Any] = [MODULE.new_part(make) for make in one.makes]
             else:
-                scales = target.scales if one.layout == "linear" else MODULE.new_part(one.makes[1])
-                parts = [target.data, scales, target.zero_points, target.global_scale]
-            if i and one.format.global_scale and scale is amax is None and one.transform is known[0].transform is None:
+                parts = [getattr(target, name) for name in _PARTS]
+            if i and one.format.global_scale and scale is amax is None and not (one.transforms or known[0].transforms):
                 # The plain and the transposed result have the same global scale.
                 given = float(results[0][3])
-            if not self._fill(x, one, parts, given, top, random or (None, 0)):
+            codes = parts[0].data if isinstance(parts[0], PackedArray) else parts[0]
+            asked = self.asked_of_new if target is None else self.asked
+            if not MODULE.quantize(one.how, asked, x, codes, *parts[1:], given, top, *(random or (None, 0))):
                 return None
-            if one.layout != "linear":
-                wanted = None if target is None else target.scales
-                parts[1] = swizzle.swizzle(parts[1], layout=one.layout, out=wanted)
-                if self.library is not None:
-                    parts[1] = libraries.of_library(self.library).from_array(parts[1])
             results.append(parts)
         if outs is not None:
             return out
         made = [self._made(one, parts) for one, parts in zip(known, results, strict=True)]
         return made[0] if len(made) == 1 else tuple(made)
-
-    def _fill(
-        self, x: Any, one: _Result, parts: list[Any], given: float | None, top: float | None, random: tuple[Any, int]
-    ) -> bool:
-        if one.turned:
-            x = x.swapaxes(-1, -2)
-            x = x.contiguous() if self.is_tensor else np.ascontiguousarray(x)
-        if one.transform is not None:
-            y = np.empty(x.shape, np.float32)
-            if not MODULE.transform(one.transform, self.asked, x, y):
-                return False
-            x = y
-        data = parts[0].data if isinstance(parts[0], PackedArray) else parts[0]
-        return bool(MODULE.quantize(one.how, self.asked, x, data, *parts[1:], given, top, *random))
 
     def _takes(self, x: Any, outs: Any, known: tuple[_Result, ...]) -> bool:
         """Whether results can be written to these, as far as the module does not look."""
@@ -153,10 +167,9 @@ class _QuantizePlan:
         for one, q in zip(known, outs, strict=True):
             if not one.is_like(q) or q.dtype is not self.src or q.library != self.library:
                 return False
-        first = known[0]
-        if len(known) == 1 and not first.turned and first.transform is None and first.layout == "linear":
+        if len(known) == 1:
             return True
-        # The module sees copies.
+        # The module sees one result at a time.
         if self.is_tensor:
             return False
         parts = [part for q in outs for part in q.parts().values()]
@@ -168,14 +181,11 @@ class _QuantizePlan:
     def _made(self, one: _Result, parts: Sequence[Any]) -> Any:
         q = object.__new__(one.quantized)
         # Past __init__, whose checks take longer than all else here.
-        vars(q).update(
-            data=parts[0], scales=parts[1], zero_points=parts[2], global_scale=parts[3], format=one.format,
-            dtype=self.src, axis=one.axis, scale_layout=one.layout, library=self.library,
-        )  # fmt: skip
+        vars(q).update(zip(_PARTS, parts, strict=True), **one.attributes(self.src, self.library))
         return q
 
 
-def _number(given: Any) -> float | None:
+def number_of(given: Any) -> float | None:
     """A number that the module takes for a FLOAT; None for any other object."""
     if type(given) is float:
         return given
@@ -214,7 +224,7 @@ def quantized(x: Any, asked: Any, keywords: tuple[Any, ...], result: Any) -> Any
     known = []
     for q, length, swaps in zip(results, hows, turned, strict=True):
         how = None if length is None else resolve_hadamard(length, signs, seed, "quantize: hadamard")
-        one = _result(q, dtype(x.dtype), how, swaps, math.prod(shape))
+        one = _result(q, dtype(x.dtype), how, swaps)
         if one is None:
             return None
         known.append(one)
@@ -224,10 +234,10 @@ def quantized(x: Any, asked: Any, keywords: tuple[Any, ...], result: Any) -> Any
     )
     if len(plan.results) >= _MOST:
         plan.results.clear()
-        plan.entries.clear()
+        plan.entries.by_shape.clear()
     plan.results[shape, choice[1]] = tuple(known)
-    if rounding is hadamard is None and transpose is False and layout == "linear":
-        plan.entries[shape] = [known[0].entry(plan.src, library, plan.asked)]
+    if rounding is None and len(known) == 1:
+        plan.entries.add(shape, known[0].entry(plan.src, library, plan.asked, choice[1]))
     return plan.plan
 
 
@@ -235,21 +245,17 @@ def _turned(shape: tuple[int, ...], swaps: bool) -> tuple[int, ...]:
     return (*shape[:-2], shape[-1], shape[-2]) if swaps else shape
 
 
-def _result(q: Any, src: DType, hadamard: Hadamard | None, turned: bool, size: int) -> _Result | None:
-    shape = tuple(q.shape)
-    if hadamard is not None and (q.axis != len(shape) - 1 or not size):
-        return None
-    how = quantize_on_host.quantizing(q.format, src if hadamard is None else _FLOAT, shape, q.axis)
-    scales = q.scales
-    if q.scale_layout != "linear":
-        scales = np.empty(q.scales_shape, q.format.scale.numpy)
-    parts = q.data, scales, q.zero_points, q.global_scale
+def _result(q: Any, src: DType, hadamard: Hadamard | None, turned: bool) -> _Result | None:
+    shape, layout = tuple(q.shape), q.scale_layout
+    how = host_calls.producing(q.format, src, shape, q.axis, hadamard=hadamard, turned=turned, layout=layout)
+    parts = tuple(getattr(q, name) for name in _PARTS)
     makes = tuple(make_of(part) for part in parts)
     if how is None or any((make is None) != (part is None) for make, part in zip(makes, parts, strict=True)):
         return None
-    transform = None if hadamard is None else hadamard_on_host.transforming(hadamard, src, size)
-    kind = type(q.data)
-    return _Result(how, transform, turned, type(q), q.format, q.axis, q.data.shape, kind, q.scale_layout, makes)
+    scales = q.format.scales_shape(shape, q.axis)
+    return _Result(
+        how, hadamard is not None, type(q), q.format, q.axis, q.data.shape, type(q.data), layout, scales, makes
+    )
 
 
 def make_of(part: Any) -> Made:
@@ -272,7 +278,8 @@ class _TransformPlan:
     """What calls keep that differ in the shapes of their arrays, and in their signs, alone."""
 
     def __init__(self, kind: Any) -> None:
-        self.kind, self.asked = kind, HOST_KINDS[kind].library
+        self.kind = kind
+        self.asked, self.asked_of_new = HOST_KINDS[kind].library, HOST_KINDS[kind].library_of_new
         #: With how a result is made, and its dtype.
         self.hows: dict[Any, tuple[bytes, Made, Any]] = {}
         self.plan = plans.make("", self.run)
@@ -286,8 +293,8 @@ class _TransformPlan:
         if known is None or not (out is None or type(out) is self.kind):
             return None
         how, make, kind = known
-        y = MODULE.new_part(make) if out is None else out
-        if y.shape != x.shape or y.dtype != kind or not MODULE.transform(how, self.asked, x, y):
+        y, asked = (MODULE.new_part(make), self.asked_of_new) if out is None else (out, self.asked)
+        if y.shape != x.shape or y.dtype != kind or not MODULE.transform(how, asked, x, y):
             return None
         return y
 
@@ -321,42 +328,37 @@ def transformed(x: Any, length: Any, keywords: tuple[Any, ...], y: Any) -> Any:
 
 
 class _DequantizePlan:
-    """What calls keep that differ in their `Quantized` alone."""
+    """What calls keep that differ in their `Quantized`, and in the signs of their transform, alone."""
 
     def __init__(self) -> None:
-        #: By the shape of the codes; the latest first.
-        self.entries: dict[Any, list[tuple[Any, ...]]] = {}
-        self.plan = plans.make("dequantized", kernels=self.entries)
-
-    def add(self, entry: tuple[Any, ...]) -> None:
-        if len(self.entries) >= _MOST:
-            self.entries.clear()
-        *_, shape, _, _, _, _, _ = entry
-        alike = self.entries.get(shape, [])
-        self.entries[shape] = [entry, *alike[: _MOST_KINDS - 1]]
+        #: By the shape of the codes.
+        self.entries = _Entries()
+        self.plan = plans.make("dequantized", kernels=self.entries.by_shape)
 
 
 @lru_cache(maxsize=64)
-def _dequantize_plan(src: DType, to: DType) -> _DequantizePlan:
+def _dequantize_plan(src: DType, to: DType, hadamard: Any) -> _DequantizePlan:
     return _DequantizePlan()
 
 
 def dequantized(q: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
     """The plan of a call that gave `y`, if there may be one."""
-    if not keywords[0] is keywords[1] is keywords[2] is None or type(y) not in HOST_KINDS:
+    length, signs, seed, _ = keywords
+    known = NO_SIGNS if length is None else signs_of(signs, seed)
+    if known is None or type(y) not in HOST_KINDS or (length is None and not signs is seed is None):
         return None
     # Results of the plan look like `y`, which may be an `out` of another library.
-    if libraries.library_of(y) != q.library:
-        return None
-    if q.scale_layout != "linear" or np.shape(q.global_scale) != () or not is_record(type(q)):
+    if libraries.library_of(y) != q.library or np.shape(q.global_scale) != () or not is_record(type(q)):
         return None
     shape, dst = tuple(q.shape), dtype(to)
-    how, make = quantize_on_host.dequantizing(q.format, dst, shape, q.axis), make_of(y)
-    is_packed = isinstance(q.data, PackedArray)
+    hadamard = None if length is None else resolve_hadamard(length, signs, seed, "dequantize: hadamard")
+    how = host_calls.restoring(q.format, dst, shape, q.axis, hadamard=hadamard, layout=q.scale_layout)
+    make, is_packed = make_of(y), isinstance(q.data, PackedArray)
     if how is None or make is None or type(q.data.data if is_packed else q.data) not in HOST_KINDS:
         return None
-    plan, asked = _dequantize_plan(q.dtype, dst), HOST_KINDS[type(y)].library
+    plan, asked = _dequantize_plan(q.dtype, dst, length), HOST_KINDS[type(y)].library
     attributes = {"format": q.format, "axis": q.axis, "scale_layout": q.scale_layout, "library": q.library}
     codes = type(q.data), is_packed, q.data.shape
-    plan.add((how, asked, type(q), attributes, *codes, make, type(y), y.dtype, y.shape, None))
+    look = make, type(y), y.dtype, y.shape, None
+    plan.entries.add(q.data.shape, (how, asked, type(q), attributes, *codes, *look, *known, None, None))
     return plan.plan

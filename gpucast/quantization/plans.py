@@ -7,7 +7,7 @@ earlier result of the checked path says how results look. On devices: `cuda_plan
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -100,20 +100,25 @@ class Repeats:
         if name is None or self._host is None or keywords[self._out] is not None:
             return None
         library = libraries.of_library(name)
-        native, results = _viewed(x, library), _viewed(result, library)
-        inner = None if native is None or results is None else self._host(native, to, keywords, results)
+        native, results, seen = _viewed(x, library), _viewed(result, library), _all_viewed(keywords, library, type(x))
+        if native is None or results is None or seen is None:
+            return None
+        inner = self._host(native, to, seen, results)
         if inner is None:
             return None
         if self._hit_view is None:
             self._hit_view, self._keep_view = self._for_views()
         hit: Any = self._hit_view
-        self._keep_view(native, to, *keywords, inner)
+        self._keep_view(native, to, *seen, inner)
 
         def run(x: Any, *free: Any) -> Any:
             given = iter(free)
             own = [value if role == "k" else next(given) for value, role in zip(keywords, self._roles, strict=True)]
-            native = None if own[self._out] is not None else _viewed(x, library)
-            y = None if native is None else hit(native, to, *own)
+            seen = None if own[self._out] is not None else _all_viewed(own, library, type(x))
+            native = None if seen is None else _viewed(x, library)
+            if seen is None or native is None:
+                return None
+            y = hit(native, to, *seen)
             return None if y is None else _given_back(y, library, name)
 
         return plans.make("", run)
@@ -145,9 +150,12 @@ def _library_name(x: Any) -> str | None:
 def _viewed(x: Any, library: libraries.Library) -> Any:
     """An array, or an object of such, with NumPy's arrays over the same memory, but for packed codes; None where the
     library lends none."""
-    if type(x) is tuple:
+    if isinstance(x, tuple):
         parts = [_viewed(one, library) for one in x]
-        return None if None in parts else tuple(parts)
+        is_known = all((part is None) == (one is None) for part, one in zip(parts, x, strict=True))
+        return _tuple_like(x, parts) if is_known else None
+    if x is None or isinstance(x, PackedArray):
+        return x
     if not is_record(type(x)):
         return library.view(x)
     found = {name: part if isinstance(part, PackedArray) else library.view(part) for name, part in x.parts().items()}
@@ -160,10 +168,28 @@ def _viewed(x: Any, library: libraries.Library) -> Any:
     return native
 
 
+def _all_viewed(keywords: Sequence[Any], library: libraries.Library, kind: type) -> tuple[Any, ...] | None:
+    """Arguments with NumPy's arrays over the memory of those of a class; None where the library lends none."""
+    found = list(keywords)
+    for i, one in enumerate(keywords):
+        if type(one) is kind:
+            found[i] = library.view(one)
+            if found[i] is None:
+                return None
+    return tuple(found)
+
+
+def _tuple_like(x: Any, parts: Sequence[Any]) -> Any:
+    """A tuple of the class of another one."""
+    return tuple(parts) if type(x) is tuple else x._make(parts)
+
+
 def _given_back(y: Any, library: libraries.Library, name: str) -> Any:
     """What `_viewed` makes of the arrays of a library, back."""
-    if type(y) is tuple:
-        return tuple(_given_back(one, library, name) for one in y)
+    if isinstance(y, tuple):
+        return _tuple_like(y, [_given_back(one, library, name) for one in y])
+    if y is None or isinstance(y, PackedArray):
+        return y
     if not is_record(type(y)):
         return library.from_array(y)
     vars(y).update({key: library.from_array(part) for key, part in y.parts().items()}, library=name)
@@ -199,7 +225,7 @@ def _quantized_on_device(
         if numbers:
             key = (key, *numbers)
         keeper = out[0] if type(out) is tuple and out else out
-        return Asked(read, out, key, random, (), None, keeper, "quantize")
+        return Asked(read, out, key, random, (), None, keeper, "quantize", found[1], (scale, amax))
 
     return ask
 
@@ -211,7 +237,7 @@ def _dequantized_on_device(to: Any, hadamard: Any) -> Ask | None:
             return None
         read: list[Any] = []
         form = flat(q, read)
-        return Asked(read, out, (*key, q.format.name, q.axis), None, (), form, q, "dequantize")
+        return Asked(read, out, (*key, q.format.name, q.axis), None, (), form, q, "dequantize", key)
 
     return ask
 

@@ -8,7 +8,6 @@ it may differ from that of DOUBLE (``kernels/host/codes.hpp``).
 
 from __future__ import annotations
 
-import ctypes
 import math
 from functools import partial
 from typing import Any
@@ -142,7 +141,7 @@ def _extremes(source: NDArray, grid: BlockGrid, format: Format) -> tuple[NDArray
 def _quick_extremes(source: NDArray, grid: BlockGrid, format: Format) -> tuple[NDArray, NDArray] | None:
     """None for DOUBLE, short blocks, and arrays with an infinity or NaN."""
     src = dtype(source.dtype)
-    if src is _DOUBLE or not _has_loops(grid):
+    if src is _DOUBLE or not has_loops(grid):
         return None
     kind, sign = src.code_numpy, src.sign_code
     # The initial values: as unsigned integers negative numbers begin with -0; as signed ones the others with 0.
@@ -161,7 +160,7 @@ def _quick_extremes(source: NDArray, grid: BlockGrid, format: Format) -> tuple[N
     return _cast(low.view(src.numpy), _DOUBLE), _cast(high.view(src.numpy), _DOUBLE)
 
 
-def _has_loops(grid: BlockGrid) -> bool:
+def has_loops(grid: BlockGrid) -> bool:
     """Whether there are quick loops: for long blocks, and where adjacent elements are in different ones."""
     return grid.lengths[2] == 1 or grid.lengths[2] >= _SHORTEST
 
@@ -227,11 +226,18 @@ def _scales_by_steps(
         found = np.broadcast_to(of(steps.scale, a=a, u=u), a.shape)
         undefined = np.isnan(found)
         scales = _powers(found, up=True) if format.scale is _E8M0 else _cast(found, format.scale)
-        if steps.zero and not (codes := scales.view(format.scale.code_numpy)).all():
-            scales = np.where(codes == 0, _cast(of(steps.zero), format.scale), scales)
+        # FLOAT8E8M0 has no zero.
+        if steps.zero and (are_zero := _cast(scales, _FLOAT) == 0).any():
+            scales = np.where(are_zero, _cast(of(steps.zero), format.scale), scales)
     factor = np.broadcast_to(of(steps.factor, a=a, s=_cast(scales, _FLOAT), u=u), a.shape)
     g = np.float64(of(steps.global_scale, u=u)) if format.global_scale else np.float64(1)
     return np.array(scales, format.scale.numpy), g, factor, undefined
+
+
+def code_of_zero(format: Format, source: DType) -> int:
+    """The code in place of a scale that was rounded to 0."""
+    assert format.steps is not None
+    return int(_cast(_formula(format.steps.zero, source), format.scale).view(format.scale.code_numpy))
 
 
 def _formula(formula: str | Node, source: DType, **values: NDArray) -> NDArray:
@@ -272,10 +278,9 @@ def _four_over_six(
     codes, other = (_codes(source, grid, format, d, zero, lost, is_quick, None) for d in tried)
     of_blocks = np.zeros(grid.counts, block_loops.CHOICE)
     of_blocks["six"], of_blocks["four"] = _cast(six, _FLOAT), _cast(four, _FLOAT)
-    numbers = (ctypes.c_float * 16)(*(float(format.element.value(code)) for code in range(16)))
     with np.errstate(all="ignore"):
         of_blocks["factor"] = np.float32(1) / np.float32(g)
-    how = block_loops.Choice(source.ctypes.data, other.ctypes.data, numbers)
+    how = block_loops.Choice(source.ctypes.data, other.ctypes.data, block_loops.numbers_of(format.element))
     block_loops.each_run(block_loops.find(f"choose_{_name(source)}"), source, codes, grid, of_blocks, how)
     takes_four = of_blocks["takes_four"] != 0
     return np.where(takes_four, four, six), np.where(takes_four, tried[1], tried[0]), codes
@@ -306,22 +311,21 @@ def _codes(
 
 def _quick_run(source: NDArray, format: Format, d: NDArray) -> str | None:
     """The name of the loop that works with FLOATs; None where there is none."""
-    src, element = dtype(source.dtype), format.element
-    if format.steps is not None:
-        # Of floats only quotients for FLOAT8E4M3FN have a loop that rounds once more.
-        steps, rounds = format.steps, format.steps.rounds_codes and src is not _FLOAT
-        if not (np.isfinite(d) & (d != 0)).all():
-            return None
+    if format.steps is not None and not (np.isfinite(d) & (d != 0)).all():
+        return None
+    return loop_of(dtype(source.dtype), format)
+
+
+def loop_of(src: DType, format: Format) -> str | None:
+    """The same, for divisors that have one."""
+    element, steps = format.element, format.steps
+    if steps is not None:
         if element.family == "int":
             return f"Whole_{src.name}"
+        # Of floats only quotients for FLOAT8E4M3FN have a loop that rounds once more.
+        rounds = steps.rounds_codes and src is not _FLOAT
         is_known = not rounds or (element.name == "FLOAT8E4M3FN" and not steps.multiplies)
         return _named("Multiplied" if steps.multiplies else "Divided", src, element) if is_known else None
-    return _loop_of(src, format)
-
-
-def _loop_of(src: DType, format: Format) -> str | None:
-    """The same, for a format without steps."""
-    element = format.element
     if element.family == "int":
         # Other scales may give quotients that are too large for that loop's integers.
         return f"Whole_{src.name}" if format.has_float_scales or format.scale is _E8M0 else None
@@ -340,11 +344,11 @@ def _divide_quickly(
     if element.family == "int":
         of_blocks = np.empty(grid.counts, block_loops.STEP)
         of_blocks["d"], of_blocks["zero"] = d, zero
-        more = _integers(format)
+        more = integers(format)
     elif steps is not None:
         of_blocks = np.ascontiguousarray(d, np.float32)
         # Any `more` leaves quotients as FLOAT has them.
-        more = _integers(format)
+        more = integers(format)
     elif format.scale is _E8M0:
         # Powers of two from 2^-127 to 2^127 have reciprocals that FLOAT holds.
         of_blocks = (1 / d).astype(np.float32)
@@ -375,13 +379,13 @@ def _divide(
         0 if random is None else cast,
         source.ctypes.data,
         *((0, 0, 0) if random is None else (random.seed, *divmod(random.offset, 4))),
-        _integers(format),
+        integers(format),
     )
     run = "divide" if format.steps is None else "step"
     block_loops.each_run(block_loops.find(f"{run}_{_name(source)}"), source, data, grid, of_blocks, how)
 
 
-def _integers(format: Format) -> block_loops.Integers:
+def integers(format: Format) -> block_loops.Integers:
     element, steps = format.element, format.steps
     lowest, largest = (int(element.min), int(element.max)) if element.family == "int" else (0, 0)
     products = steps is not None and steps.multiplies
@@ -408,69 +412,23 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> ND
     if parts.zero_points is not None:
         of_blocks["zero"] = _cast(parts.zero_points, _DOUBLE).reshape(grid.counts)
     run = block_loops.find("multiply")
-    block_loops.each_run(run, data, out, grid, of_blocks, _products(format, to))
+    block_loops.each_run(run, data, out, grid, of_blocks, products(format, to))
     return out.reshape(shape)
 
 
-# ---- the same in one call of the module ----
+# ---- the same in one call of the module: `host_calls` ----
 
 
-def quantizing(format: Format, src: DType, shape: tuple[int, ...], axis: int) -> bytes | None:
-    """The module's work for `quantize` of finite arrays of that shape, to nearest (``kernels/host/quantize.hpp``);
-    None for calls that only the functions above serve."""
-    grid, known = BlockGrid.of(format, shape, axis), format.steps is None and format.rule != "4over6"
-    if not known or src is _DOUBLE or not _has_loops(grid) or not math.prod(shape):
-        return None
-    run, element, scale = _loop_of(src, format), format.element, format.scale
-    if run is None:
-        return None
-    attributes = {"round_mode": "down" if format.rounds_down else "up"} if scale is _E8M0 else {}
-    if format.has_float_scales:
-        attributes = {"overflow": "saturate"}
-    is_int = element.family == "int"
-    find, cast = block_loops.find, _loop
-    how = block_loops.Quantizing(
-        *map(block_loops.Triple3.of, (grid.shape, grid.lengths, grid.counts)),
-        src.code_numpy.itemsize, scale.code_numpy.itemsize, element.bits,
-        find(f"{'Range' if format.two_sided else 'Largest'}_{src.name}"), find(run),
-        cast(src, _DOUBLE), cast(_DOUBLE, scale, **attributes), cast(scale, _DOUBLE),
-        cast(_DOUBLE, _FLOAT, overflow="saturate"),
-        0 if scale is _E8M0 else 1 if format.has_float_scales else 2,
-        0 if is_int else 1 if run.startswith("Near") else 2,
-        format.two_sided, format.global_scale, format.zero_points,
-        src.sign_code, src.max_code, format.smallest_scale_code,
-        format.divisor, format.top_scale, float(element.max) - float(element.min), format.negative_weight,
-        float(element.min), float(element.max), _integers(format),
-        0 if is_int else find(f"divide_{src.name}"), 0 if is_int else cast(_DOUBLE, element, rounding=STOCHASTIC),
-    )  # fmt: skip
-    return bytes(how)
-
-
-def dequantizing(format: Format, to: DType, shape: tuple[int, ...], axis: int) -> bytes | None:
-    """The module's work for `dequantize`; None for arrays without elements."""
-    if not math.prod(shape):
-        return None
-    grid = BlockGrid.of(format, shape, axis)
-    zero = 0 if format.zero_point is None else _loop(format.zero_point, _DOUBLE)
-    return bytes(
-        block_loops.Dequantizing(
-            *map(block_loops.Triple3.of, (grid.shape, grid.lengths, grid.counts)),
-            format.scale.code_numpy.itemsize, format.element.bits, to.code_numpy.itemsize,
-            _loop(format.scale, _DOUBLE), zero, _products(format, to),
-        )
-    )  # fmt: skip
-
-
-def _loop(src: DType, dst: DType, **attributes: Any) -> int:
+def loop(src: DType, dst: DType, **attributes: Any) -> int:
     return loops.function_of(resolve(src, dst, Options(**attributes)))
 
 
-def _products(format: Format, to: DType) -> block_loops.Products:
-    # With a global scale the factors are products, and no FLOATs.
-    in_floats = to is not _DOUBLE and not format.global_scale
-    last, last_of_floats = (_loop(kind, to) if kind is not to else 0 for kind in (_DOUBLE, _FLOAT))
+def products(format: Format, to: DType) -> block_loops.Products:
+    # With a global scale the factors are sums of two FLOATs, whose products with infinity may be NaN.
+    in_floats = to is not _DOUBLE and not (format.global_scale and format.element.has_inf)
+    last, last_of_floats = (loop(kind, to) if kind is not to else 0 for kind in (_DOUBLE, _FLOAT))
     narrow = last_of_floats if in_floats else 0
-    return block_loops.Products(_loop(format.element, _FLOAT), last, to.code_numpy.itemsize, narrow, in_floats)
+    return block_loops.Products(loop(format.element, _FLOAT), last, to.code_numpy.itemsize, narrow, in_floats)
 
 
 # ---- counts, for conversions of files ----
@@ -481,7 +439,7 @@ def beyond(source: NDArray, grid: BlockGrid, limits: NDArray) -> int | None:
     """How many magnitudes of a native array in C order, without NaN, exceed the limits of their blocks (DOUBLE, not
     negative); None where there is no loop for that."""
     src = dtype(source.dtype)
-    if MODULE is None or src is _DOUBLE or not _has_loops(grid):
+    if MODULE is None or src is _DOUBLE or not has_loops(grid):
         return None
     nearest = limits.astype(np.float32)
     # The largest FLOAT that does not exceed the limit.
@@ -493,7 +451,7 @@ def beyond(source: NDArray, grid: BlockGrid, limits: NDArray) -> int | None:
 
 def equal(codes: NDArray, grid: BlockGrid, of_blocks: NDArray) -> int | None:
     """How many codes of a UINT8 array in C order equal `of_blocks` of their block; None where there is no loop."""
-    if MODULE is None or not _has_loops(grid):
+    if MODULE is None or not has_loops(grid):
         return None
     count = np.zeros(1, np.uint64)
     block_loops.each_run(block_loops.find("Equal_UINT8"), codes, codes, grid, np.ascontiguousarray(of_blocks), count)

@@ -232,9 +232,10 @@ class Quantized:
 
     def workspace(self, caller: str) -> Any:
         """The memory on a device that it keeps between calls that write or read it; None on the host."""
-        if self not in _WORKSPACES:
-            _WORKSPACES[self] = engines.of_array(self.native(caller).data).workspace(caller)
-        return _WORKSPACES[self]
+        found = _WORKSPACES.get(self)
+        if found is None:
+            found = _WORKSPACES[self] = engines.of_array(self.native(caller).data).workspace(caller)
+        return found
 
     def _visit(self) -> AbstractContextManager[None]:
         """Work within runs where the parts are, on the stream of their library."""

@@ -49,8 +49,9 @@ static int each_run(void* arguments) {
 // Lengths of blocks so short that a loop for any length would take longer to start than to run. The shorter one is that
 // of two scales.
 enum : u64 { short_block = 32, shorter_block = 16 };
-// Longer blocks are worked on in pieces, so that the slow case is computed for one piece only.
-enum : u64 { long_block = 1024 };
+// How many blocks of one element each are brought together, as many as the stack of a small thread holds; and the rows that are
+// worked on with these, before the next ones: so many that this takes less time, so few that memory is read in its order.
+enum : u64 { long_block = 1024, rows_together = 32 };
 
 // What belongs to some blocks, up to `long_block`, brought together: Work::row takes a row of blocks of one element each. A kind of
 // work may have its own `Together`, which may take adjacent blocks of a length, too.
@@ -75,15 +76,18 @@ inline void run_blocks(const void* from, void* to, u64 n, u64 skip, u64 length, 
     typename Work::Result* __restrict__ dst = static_cast<typename Work::Result*>(to);
     typename Work::OfBlock* own = static_cast<typename Work::OfBlock*>(of);
     if (length == 1) {
-        for (u64 begin = 0; begin < skip; begin += long_block) {
-            const u64 count = skip - begin < long_block ? skip - begin : u64(long_block);
-            TogetherOf<Work> all(own + begin, count);
-            for (u64 at = begin; at < n; at += skip) all.row(src + at, dst + at, count, more);
+        for (u64 first = 0; first < n; first += rows_together * skip) {
+            const u64 end = n - first < rows_together * skip ? n : first + rows_together * skip;
+            for (u64 begin = 0; begin < skip; begin += long_block) {
+                const u64 count = skip - begin < long_block ? skip - begin : u64(long_block);
+                TogetherOf<Work> all(own + begin, count);
+                for (u64 at = first + begin; at < end; at += skip) all.row(src + at, dst + at, count, more);
+            }
         }
         return;
     }
     if constexpr (TogetherOf<Work>::takes_adjacent) {
-        if (!skip && n % length == 0 && (length == shorter_block || length == short_block || length == 4 * short_block)) {
+        if (!skip && n % length == 0 && length <= 4 * short_block) {
             const u64 blocks = n / length;
             for (u64 begin = 0; begin < blocks; begin += long_block) {
                 const u64 count = blocks - begin < long_block ? blocks - begin : u64(long_block);
@@ -100,10 +104,7 @@ inline void run_blocks(const void* from, void* to, u64 n, u64 skip, u64 length, 
         } else if (count == Work::least) {
             Work::block(src + start, dst + start, Work::least, own, more);
         } else {
-            for (u64 at = start; at < end; at += long_block) {
-                const u64 rest = end - at;
-                Work::block(src + at, dst + at, rest < long_block ? rest : u64(long_block), own, more);
-            }
+            Work::block(src + start, dst + start, count, own, more);
         }
     }
 }
@@ -137,28 +138,70 @@ enum : u64 { numbers = 512 };
 
 // ---- extremes ----
 
+template <u64... each>
+struct Places {};
+template <u64 n, u64... each>
+struct PlacesBelow : PlacesBelow<n - 1, n - 1, each...> {};
+template <u64... each>
+struct PlacesBelow<0, each...> {
+    typedef Places<each...> type;
+};
+
+// The largest of each of some adjacent blocks. Compilers would add up each block by itself, which takes longer than to read it.
+template <typename Lane>
+struct Folded {
+    enum : u64 { bytes = GPUCAST_TABLE_BYTES ? GPUCAST_TABLE_BYTES : 16, lanes = bytes / sizeof(Lane) };
+    typedef Lane Vector __attribute__((vector_size(bytes)));
+
+    // Puts the largest ones in the place of smaller ones; returns for how many blocks.
+    template <typename Source>
+    static GPUCAST_INLINE u64 merge(Lane* into, const Source* src, u64 count, u64 length, Lane mask) {
+        const auto fold = [&](auto of) __attribute__((always_inline)) {
+            u64 i = 0;
+            for (; i + lanes <= count; i += lanes) {
+                Vector top = largest<decltype(of)::length>(src + i * length, mask), before;
+                __builtin_memcpy(&before, into + i, sizeof before);
+                top = larger(top, before);
+                __builtin_memcpy(into + i, &top, sizeof top);
+            }
+            return i;
+        };
+        if (length == shorter_block) return fold(Length<shorter_block>());
+        if (length == short_block) return fold(Length<short_block>());
+        if (length == 2 * short_block) return fold(Length<2 * short_block>());
+        return length == 4 * short_block ? fold(Length<4 * short_block>()) : 0;
+    }
+
+   private:
+    static GPUCAST_INLINE Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+    template <u64 length_>
+    struct Length {
+        enum : u64 { length = length_ };
+    };
+    template <u64 odd, u64... i>
+    static GPUCAST_INLINE Vector every_second(Vector a, Vector b, Places<i...>) {
 #if defined(__clang__)
-#define GPUCAST_TURNED(a, by) \
-    __builtin_shufflevector(a, a, by, by + 1, by + 2, by + 3, by + 4, by + 5, by + 6, by + 7, (by + 8) % 16, (by + 9) % 16, \
-                            (by + 10) % 16, (by + 11) % 16, (by + 12) % 16, (by + 13) % 16, (by + 14) % 16, (by + 15) % 16)
+        return __builtin_shufflevector(a, b, (2 * i + odd)...);
 #else
-#define GPUCAST_TURNED(a, by) \
-    __builtin_shuffle(a, Sixteen{by, by + 1, by + 2, by + 3, by + 4, by + 5, by + 6, by + 7, (by + 8) % 16, (by + 9) % 16, \
-                                 (by + 10) % 16, (by + 11) % 16, (by + 12) % 16, (by + 13) % 16, (by + 14) % 16, (by + 15) % 16})
+        return __builtin_shuffle(a, b, Vector{Lane(2 * i + odd)...});
 #endif
-template <typename Source>
-GPUCAST_INLINE Source largest_of_sixteen(const Source* src, Source mask) {
-    typedef Source Sixteen __attribute__((vector_size(16 * sizeof(Source))));
-    Sixteen top, turned;
-    __builtin_memcpy(&top, src, sizeof top);
-    top &= mask;
-    turned = GPUCAST_TURNED(top, 8), top = top > turned ? top : turned;
-    turned = GPUCAST_TURNED(top, 4), top = top > turned ? top : turned;
-    turned = GPUCAST_TURNED(top, 2), top = top > turned ? top : turned;
-    turned = GPUCAST_TURNED(top, 1), top = top > turned ? top : turned;
-    return top[0];
-}
-#undef GPUCAST_TURNED
+    }
+    // Of `count` vectors, or as many times a longer block; the blocks keep their order.
+    template <u64 length, u64 count = (length < lanes ? length : lanes), typename Source>
+    static GPUCAST_INLINE Vector largest(const Source* src, Lane mask) {
+        enum : u64 { together = length < lanes ? lanes : length };
+        Vector a, b;
+        if constexpr (count == 1) {
+            __builtin_memcpy(&a, src, sizeof a), a &= mask;
+            for (u64 i = lanes; i < together; i += lanes) __builtin_memcpy(&b, src + i, sizeof b), a = larger(a, b & mask);
+            return a;
+        } else {
+            a = largest<length, count / 2>(src, mask), b = largest<length, count / 2>(src + together * count / 2, mask);
+            const typename PlacesBelow<lanes>::type places;
+            return larger(every_second<0>(a, b, places), every_second<1>(a, b, places));
+        }
+    }
+};
 
 // The largest magnitude of a block so far, as a code.
 template <typename Src>
@@ -175,18 +218,23 @@ struct Largest {
     }
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* __restrict__ largest, void*) {
         Source top = *largest;
-        if (n == shorter_block) {
-            // Compilers bring together the numbers of many blocks first, which takes longer.
-            const Source own = largest_of_sixteen(src, Source(Src::mask ^ Src::sign_code));
-            *largest = own > top ? own : top;
-            return;
-        }
         for (u64 i = 0; i < n; ++i) {
             const Source a = src[i] & Source(Src::mask ^ Src::sign_code);
             top = a > top ? a : top;
         }
         *largest = top;
     }
+
+    struct Together {
+        enum : bool { takes_adjacent = 1 };
+        Together(OfBlock* own_, u64) : own(own_) {}
+        GPUCAST_INLINE void row(const Source* src, u8* dst, u64 n, void* more) { Largest::row(src, dst, n, own, more); }
+        GPUCAST_INLINE void adjacent(const Source* src, u8* dst, u64 count, u64 length, void* more) {
+            u64 i = Folded<Source>::merge(own, src, count, length, Source(Src::mask ^ Src::sign_code));
+            for (; i < count; ++i) block(src + i * length, dst, length, own + i, more);
+        }
+        OfBlock* const own;
+    };
 };
 
 template <u32 Bytes>
@@ -224,7 +272,7 @@ struct Range {
     }
 
     struct Together {
-        enum : bool { takes_adjacent = 0 };
+        enum : bool { takes_adjacent = 1 };
         Together(OfBlock* own_, u64 n_) : own(own_), n(n_) {
             for (u64 i = 0; i < n; ++i) lowest[i] = own[i].lowest, largest[i] = own[i].largest;
         }
@@ -236,6 +284,15 @@ struct Range {
                 const Signed same = Signed(src[i]);
                 lowest[i] = src[i] > lowest[i] ? src[i] : lowest[i];
                 largest[i] = same > largest[i] ? same : largest[i];
+            }
+        }
+        GPUCAST_INLINE void adjacent(const Source* src, u8*, u64 count, u64 length, void*) {
+            u64 i = Folded<Source>::merge(lowest, src, count, length, Source(~Source(0)));
+            Folded<Signed>::merge(largest, src, count, length, Signed(-1));
+            for (; i < count; ++i) {
+                OfBlock range = {lowest[i], largest[i]};
+                block(src + i * length, nullptr, length, &range, nullptr);
+                lowest[i] = range.lowest, largest[i] = range.largest;
             }
         }
         OfBlock* const own;

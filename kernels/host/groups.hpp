@@ -12,8 +12,9 @@ struct Grouping {
     u64 rows, columns, result_rows, groups, pad;
     // Bytes of a number and of an end, bits of a code; of scales the elements of each, 0 for a cast.
     u64 src_bytes, end_bytes, dst_bits, block;
-    // Of a single row; or by any scale, and by one that FLOAT has.
+    // Of a single row, with the order of all scales; or by any scale, and by one that FLOAT has.
     Quantizing quantizing;
+    ScaleOrder order;
     Work works[2];
 
     u64 row_bytes() const { return columns * dst_bits / 8; }
@@ -23,6 +24,8 @@ struct Grouping {
 // What a call on groups reads and writes.
 struct GroupParts {
     Part x, ends, factors, data, scales, to_ends, valid;
+    // The scales row by row, which may be ordered last.
+    u8* rows = nullptr;
     // How many factors there are, and one for all where they are no array.
     u64 count = 0;
     float factor = 1;
@@ -33,7 +36,7 @@ struct GroupParts {
         if (!x.take(given[0], how.src_bytes, how.rows * how.columns * how.src_bytes, false, library) ||
             !ends.take(given[1], how.end_bytes, ends_bytes, false, library) ||
             !data.take(given[2], how.dst_bits < 8 ? 1 : how.dst_bits / 8, how.result_rows * how.row_bytes(), true, library) ||
-            !scales.take(given[3], how.quantizing.scale_bytes, how.result_rows * how.scale_row_bytes(), true, library) ||
+            !scales.take(given[3], how.quantizing.scale_bytes, bytes_of_scales(how.order, how.result_rows * how.scale_row_bytes(), 1), true, library) ||
             !to_ends.take(given[4], how.end_bytes, ends_bytes, true, library) || !valid.take(given[5], 4, 4, true, library)) {
             return false;
         }
@@ -71,7 +74,7 @@ inline int do_group(const Grouping& how, const GroupParts& parts, OwnChoice choi
         own.shape[1] = own.grid[1] = end - begin;
         choice.has_scale = own.has_global, choice.scale = factor;
         float global;
-        u8* const scales = parts.scales.data + to * how.scale_row_bytes();
+        u8* const scales = parts.rows + to * how.scale_row_bytes();
         return quantize_blocks(own, choice, src, dst, scales, nullptr, reinterpret_cast<u8*>(&global));
     }
     const u64 size = (end - begin) * how.columns;
@@ -84,8 +87,11 @@ inline int do_group(const Grouping& how, const GroupParts& parts, OwnChoice choi
 }
 
 // Fills a result. Returns as `quantize_blocks`.
-inline int fill_groups(const Grouping& how, const GroupParts& parts, const OwnChoice& choice) {
+inline int fill_groups(const Grouping& how, GroupParts& parts, const OwnChoice& choice) {
     if (how.groups > most_groups) return 0;
+    const Memory rows(how.order.bytes ? how.result_rows * how.scale_row_bytes() : 0);
+    if (!rows.data) return 0;
+    parts.rows = how.order.bytes ? rows.data : parts.scales.data;
     // Threads may have little stack.
     const Memory small(how.groups * (sizeof(npy_int64) + sizeof(float)));
     if (!small.data) return 0;
@@ -99,7 +105,7 @@ inline int fill_groups(const Grouping& how, const GroupParts& parts, const OwnCh
     }
     const auto clear = [&](u64 begin, u64 end) {
         memset(parts.data.data + begin * how.row_bytes(), 0, (end - begin) * how.row_bytes());
-        if (how.block) memset(parts.scales.data + begin * how.scale_row_bytes(), 0, (end - begin) * how.scale_row_bytes());
+        if (how.block) memset(parts.rows + begin * how.scale_row_bytes(), 0, (end - begin) * how.scale_row_bytes());
     };
     u64 begin = 0, to = 0, valid = 0;
     for (; valid < how.groups && ends[valid] >= npy_int64(begin) && ends[valid] <= npy_int64(how.rows); ++valid) {
@@ -110,6 +116,7 @@ inline int fill_groups(const Grouping& how, const GroupParts& parts, const OwnCh
         begin = end, to = filled, ends[valid] = npy_int64(to);
     }
     clear(to, how.result_rows);
+    if (how.order.bytes) put_in_order(how.order, parts.rows, parts.scales.data);
     for (u64 i = 0; i < how.groups; ++i) {
         const npy_int64 wide = i < valid ? ends[i] : npy_int64(to);
         const int narrow = int(wide);
@@ -130,8 +137,8 @@ inline PyObject* group(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     OwnChoice choice;
     GroupParts parts;
     if (!take_random(arguments + 9, &choice)) return nullptr;
-    if (choice.is_random && by.how.block && !by.how.quantizing.at_random) return truth_of(0);
-    done = parts.take(by.how, arguments + 2, arguments[8], by.library) ? fill_groups(by.how, parts, choice) : 0;
+    if (choice.is_random && by.how->block && !by.how->quantizing.at_random) return truth_of(0);
+    done = parts.take(*by.how, arguments + 2, arguments[8], by.library) ? fill_groups(*by.how, parts, choice) : 0;
     return truth_of(tell_of_all(done, by.library, arguments + 4, 4));
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The numbers that codes of blocks stand for: each is the product of DOUBLEs, rounded once to the result's type. Most products
-// come from FLOATs, of which that is the same: see `multiply_floats`.
+// come from FLOATs, of which that is the same: see `OwnFactors`.
 namespace gpucast {
 
 // What multiplies the numbers of a block, after its zero point was subtracted.
@@ -17,57 +17,79 @@ struct Products {
     u64 in_floats;
 };
 
-// What a product in FLOAT lacks to the exact one. It is itself a FLOAT, unless it is too small.
-GPUCAST_INLINE float rest_of_product(float x, float y, float product) {
-#if defined(__FMA__) || defined(__aarch64__)
-    return __builtin_fmaf(x, y, -product);
-#else
-    return float(double(x) * double(y) - double(product));
-#endif
-}
+// Elements that are multiplied together: so many that tables of all codes are worth while; and the rows with the same factors.
+enum : u64 { floats_together = 2048, rows_of_factors = 32 };
 
-// Replaces FLOATs by their products with a factor. The exact product of two FLOATs is a DOUBLE, so that FLOAT's own is that
-// DOUBLE, rounded. For shorter results (`to_odd`) an inexact one becomes the neighbour whose last bit is 1: it lies on the same
-// side of all their numbers and midpoints.
-template <bool to_odd, bool is_each = false>
-GPUCAST_INLINE void multiply_block(float* __restrict__ x, u64 n, const float* __restrict__ factors, const float* __restrict__ zeros) {
-    const float first = *factors, first_zero = *zeros;
-    for (u64 i = 0; i < n; ++i) {
-        const float factor = is_each ? factors[i] : first, known = x[i] - (is_each ? zeros[i] : first_zero), product = known * factor;
-        u32 code = ptx::bits(product);
-        if constexpr (to_odd) {
-            const float rest = rest_of_product(known, factor, product);
-            const u32 away = u32((ptx::bits(rest) ^ code) >> 31 == 0);
-            // Not a rest that is NaN, as that of infinity.
-            code += (u32(rest < 0) | u32(rest > 0)) & ~code & 1 ? 2 * away - 1 : 0;
+// What multiplies adjacent blocks, as the sum of two FLOATs: the product of the second one and a number of 9 bits, as codes and their
+// differences are, is a FLOAT, so that the whole product is rounded once.
+struct OwnFactors {
+    OwnFactors(const Factor* of, u64 n) {
+        // One kind of number in each loop, of which compilers make vector instructions.
+        u64 has_more = 0;
+        u32 is_lost = 0, all_rests = 0;
+        for (u64 i = 0; i < n; ++i) factor[i] = float(of[i].factor), rest[i] = float(of[i].factor - double(factor[i])), zero[i] = float(of[i].zero);
+        for (u64 i = 0; i < n; ++i) has_more |= u64(double(factor[i]) + double(rest[i]) != of[i].factor);
+        for (u64 i = 0; i < n; ++i) {
+            // The second one has the sign of the first, so that zeros keep theirs.
+            const u32 sign = ptx::bits(factor[i]) & 0x80000000, is_beyond = u32(rest[i] != 0) & (ptx::bits(rest[i]) ^ sign) >> 31;
+            const float nearer = ptx::as_float(ptx::bits(factor[i]) - is_beyond);
+            rest[i] = ptx::as_float(ptx::bits(rest[i] + (factor[i] - nearer)) | sign), factor[i] = nearer;
+            // Larger or smaller ones may have products, or what these lack, that are no normal FLOATs: codes stand for 0, infinity,
+            // NaN, and numbers from 2^-17 to 2^16.
+            const u32 code = ptx::bits(ptx::abs(factor[i])), code_of_rest = ptx::bits(ptx::abs(rest[i])), least = ptx::bits(0x1p-60f);
+            is_lost |= u32(code - least > ptx::bits(0x1p60f) - least) | u32(code_of_rest - 1 < ptx::bits(0x1p-100f) - 1);
+            all_rests |= code_of_rest;
         }
-        // NaN stays as it is.
-        x[i] = x[i] != x[i] ? x[i] : ptx::as_float(code);
+        have_rests = all_rests != 0;
+        are_known = !has_more && !is_lost && (!have_rests || (has_fused_products && (all_rests & 0x1ff) == 0));
     }
-}
 
-// Whether products come from FLOATs: not where a factor is no FLOAT, or one so large or small that a product, or its rest, may be no normal FLOAT:
-// codes stand for 0, infinity, NaN, and numbers from 2^-17 to 2^16.
-GPUCAST_INLINE bool takes_floats(const Factor& by) {
-    const double size = by.factor < 0 ? -by.factor : by.factor;
-    return size >= 0x1p-60 && size <= 0x1p60 && double(float(by.factor)) == by.factor;
-}
+    // Replaces `count` FLOATs by their products; `skip` come before in their first block. For shorter results (`to_odd`) an inexact one becomes the
+    // neighbour whose last bit is 1: it lies on the same side of all their numbers and midpoints.
+    template <bool to_odd>
+    GPUCAST_INLINE void multiply(float* x, u64 count, u64 skip, u64 length) const {
+        if (have_rests) multiply_blocks<to_odd, true>(x, count, skip, length);
+        else multiply_blocks<to_odd, false>(x, count, skip, length);
+    }
 
-// False, nothing done, where these come from DOUBLEs.
-template <bool to_odd>
-inline bool multiply_floats(float* x, u64 count, const BlockOf<const Factor>& block, u64 start) {
-    bool is_known = true;
-    each_block(block, start, count, [&](u64, u64, const Factor& by) { is_known = is_known && takes_floats(by); });
-    if (!is_known) return false;
-    each_block(block, start, count, [&](u64 i, u64 end, const Factor& by) {
-        const float factor = float(by.factor), zero = float(by.zero);
-        multiply_block<to_odd>(x + i, end - i, &factor, &zero);
-    });
-    return true;
-}
+    bool are_known, have_rests;
 
-// Elements that become FLOATs together: so many that tables of all codes are worth while.
-enum : u64 { floats_together = 1024 };
+   private:
+    template <bool to_odd, bool has_rest>
+    GPUCAST_INLINE void multiply_blocks(float* x, u64 count, u64 skip, u64 length) const {
+        if (length == 1) return multiply_each<to_odd, has_rest, true>(x, count, 0);
+        u64 i = 0, at = 0;
+        if (!skip) {
+            // With loops of their own for the usual lengths.
+            if (length == short_block) for (; at + short_block <= count; ++i, at += short_block) multiply_each<to_odd, has_rest, false>(x + at, short_block, i);
+            if (length == shorter_block) for (; at + shorter_block <= count; ++i, at += shorter_block) multiply_each<to_odd, has_rest, false>(x + at, shorter_block, i);
+        }
+        for (; at < count; ++i, skip = 0) {
+            const u64 n = length - skip < count - at ? length - skip : count - at;
+            multiply_each<to_odd, has_rest, false>(x + at, n, i);
+            at += n;
+        }
+    }
+
+    template <bool to_odd, bool has_rest, bool is_each>
+    GPUCAST_INLINE void multiply_each(float* __restrict__ x, u64 n, u64 block) const {
+        const float first = factor[block], first_rest = rest[block], first_zero = zero[block];
+        for (u64 i = 0; i < n; ++i) {
+            const float by = is_each ? factor[i] : first, given = x[i], known = given - (is_each ? zero[i] : first_zero);
+            const float other = has_rest ? known * (is_each ? rest[i] : first_rest) : 0, product = has_rest ? fused(known, by, other) : known * by;
+            u32 code = ptx::bits(product);
+            if constexpr (to_odd) {
+                const float lacks = has_rest ? fused(known, by, -product) + other : fused(known, by, -product);
+                const u32 away = u32((ptx::bits(lacks) ^ code) >> 31 == 0);
+                // Not one that is NaN, as that of infinity.
+                code += (u32(lacks < 0) | u32(lacks > 0)) & ~code & 1 ? 2 * away - 1 : 0;
+            }
+            // NaN stays as it is.
+            x[i] = given != given ? given : ptx::as_float(code);
+        }
+    }
+    alignas(64) float factor[floats_together], rest[floats_together], zero[floats_together];
+};
 
 // Replaces `count` FLOATs by the products of DOUBLEs, as results.
 GPUCAST_INLINE void multiply_doubles(const float* y, u8* results, u64 count, const BlockOf<const Factor>& block, u64 start,
@@ -101,46 +123,17 @@ GPUCAST_INLINE void multiply_doubles(const float* y, u8* results, u64 count, con
     if (how.to) how.to(x, results, count);
 }
 
-template <bool flag>
-struct Flag {
-    enum : bool { value = flag };
-};
-
-// What multiplies some blocks, brought together.
-struct OwnFactors {
-    OwnFactors(const Factor* of, u64 n) {
-        for (u64 i = 0; i < n; ++i) factor[i] = float(of[i].factor), zero[i] = float(of[i].zero), are_known &= takes_floats(of[i]);
-    }
-    // Replaces FLOATs in whole blocks by their products; false, nothing done, where these come from DOUBLEs.
-    template <bool to_odd>
-    GPUCAST_INLINE bool multiply(float* x, u64 count, u64 length) const {
-        if (!are_known) return false;
-        const auto each = [&](u64 n) {
-            for (u64 i = 0, at = 0; at < count; ++i, at += n) multiply_block<to_odd>(x + at, n, factor + i, zero + i);
-        };
-        // With loops of their own for the usual lengths.
-        if (length == 1) multiply_block<to_odd, true>(x, count, factor, zero);
-        else if (length == short_block) each(short_block);
-        else if (length == shorter_block) each(shorter_block);
-        else each(length);
-        return true;
-    }
-    bool are_known = true;
-    alignas(64) float factor[floats_together], zero[floats_together];
-};
-
-// The results of `count` codes, `floats_together` or fewer. `own`: what multiplies them, where they are whole blocks.
-static void multiply_some(const u8* src, u8* dst, u64 count, const BlockOf<const Factor>& block, u64 start, const OwnFactors* own, const Products& how) {
+// The results of `count` codes, `floats_together` or fewer.
+static void multiply_some(const u8* src, u8* dst, u64 count, const BlockOf<const Factor>& block, u64 start, const OwnFactors& own, const Products& how) {
     alignas(64) float y[floats_together];
     // Results that are FLOATs are computed where they will be.
     float* const x = how.in_floats && !how.to_from_floats ? reinterpret_cast<float*>(dst) : y;
     how.from(src, x, count);
-    const auto multiply_by = [&](auto to_odd) {
-        return own ? own->multiply<decltype(to_odd)::value>(x, count, block.length) : multiply_floats<decltype(to_odd)::value>(x, count, block, start);
-    };
-    if (how.in_floats && (how.to_from_floats ? multiply_by(Flag<true>()) : multiply_by(Flag<false>()))) {
-        if (how.to_from_floats) how.to_from_floats(x, dst, count);
-        return;
+    if (how.in_floats && own.are_known) {
+        const u64 skip = (start + block.skip) % block.length;
+        if (!how.to_from_floats) return own.multiply<false>(x, count, skip, block.length);
+        own.multiply<true>(x, count, skip, block.length);
+        return how.to_from_floats(x, dst, count);
     }
     for (u64 at = 0; at < count; at += numbers) {
         const u64 some = count - at < numbers ? count - at : u64(numbers);
@@ -152,16 +145,17 @@ static void multiply_some(const u8* src, u8* dst, u64 count, const BlockOf<const
 static void multiply(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more) {
     const u8* src = static_cast<const u8*>(from);
     u8* dst = static_cast<u8*>(to);
-    const Factor* factors = static_cast<const Factor*>(of);
     const Products& how = *static_cast<const Products*>(more);
+    // Rows that have the same blocks one by one.
     const u64 columns = length == 1 ? skip : n;
-    const bool are_whole = length == 1 || (!skip && floats_together % length == 0 && n % length == 0);
-    for (u64 start = 0; start < columns; start += floats_together) {
-        const u64 count = columns - start < floats_together ? columns - start : u64(floats_together);
-        const BlockOf<const Factor> block = {factors, length == 1 ? 0 : skip, length};
-        const OwnFactors own(factors + start / length, are_whole ? count / length : 0);
-        for (u64 at = start; at < n; at += columns) {
-            multiply_some(src + at, dst + at * how.itemsize, count, block, start, are_whole ? &own : nullptr, how);
+    const BlockOf<const Factor> block = {static_cast<const Factor*>(of), length == 1 ? 0 : skip, length};
+    for (u64 first = 0; first < n; first += rows_of_factors * columns) {
+        const u64 end = n - first < rows_of_factors * columns ? n : first + rows_of_factors * columns;
+        for (u64 start = 0; start < columns; start += floats_together) {
+            const u64 count = columns - start < floats_together ? columns - start : u64(floats_together);
+            const u64 own_first = (start + block.skip) / length, own_last = (start + block.skip + count - 1) / length;
+            const OwnFactors own(block.of + own_first, own_last - own_first + 1);
+            for (u64 at = first + start; at < end; at += columns) multiply_some(src + at, dst + at * how.itemsize, count, block, start, own, how);
         }
     }
 }

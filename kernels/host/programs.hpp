@@ -3,6 +3,7 @@
 // gpucast/kernel/recording.py makes them.
 #pragma once
 #include "lists.hpp"
+#include "packed.hpp"
 
 namespace gpucast {
 
@@ -21,12 +22,20 @@ struct RecordedLaunch {
     Patch* patch;
 };
 
-// An array that a call was given: where such another one lies, modulo 64.
+// An array that a call was given: where such another one lies, modulo 64. Its first length and all elements are there for
+// shapes that these tell, else -1.
 struct GivenArray {
     PyTypeObject* kind;
     PyObject *shape, *dtype;
     u64 bytes, alike;
+    Py_ssize_t dimensions, length, size;
+    // A weak reference to the latest one, where it was asked of itself, and its address; null for none.
+    PyObject* latest;
+    u64 address;
 };
+
+// Programs of so many arrays remember the latest ones: to ask each takes longer than all else.
+enum : int { remembered_from = 16 };
 
 struct Program {
     PyObject_HEAD
@@ -49,6 +58,7 @@ static void forget_program(PyObject* self) {
         Py_XDECREF(reinterpret_cast<PyObject*>(program->arrays[i].kind));
         Py_XDECREF(program->arrays[i].shape);
         Py_XDECREF(program->arrays[i].dtype);
+        Py_XDECREF(program->arrays[i].latest);
     }
     for (int i = 0; i < program->launches; ++i) {
         Py_XDECREF(program->launch[i].launch);
@@ -96,6 +106,13 @@ inline bool read_launch(RecordedLaunch* one, PyObject* given, int arrays) {
     return true;
 }
 
+// Of one or two lengths above 0 the first and the product tell all.
+inline void tell_shape(GivenArray* array) {
+    Shape own;
+    if (!own.take(array->shape) || own.dimensions < 1 || own.dimensions > 2 || !own.size) return PyErr_Clear();
+    array->dimensions = own.dimensions, array->length = own.lengths[0], array->size = Py_ssize_t(own.size);
+}
+
 // program(launches, given, reads, alike, device): launches as `read_launch` has them; for each given array its class, shape,
 // dtype, bytes, and its address modulo 64; for each other one the latter.
 inline PyObject* new_program(PyObject*, PyObject* arguments) {
@@ -123,7 +140,8 @@ inline PyObject* new_program(PyObject*, PyObject* arguments) {
         PyObject* array = PyTuple_GetItem(given, i);
         is_done = is_tuple(array, "an array") && PyArg_ParseTuple(array, "O!OOKK", &PyType_Type, &kind, &shape, &dtype, &bytes, &own) != 0;
         if (!is_done) break;
-        program->arrays[i] = {reinterpret_cast<PyTypeObject*>(Py_NewRef(kind)), Py_NewRef(shape), Py_NewRef(dtype), bytes, own};
+        program->arrays[i] = {reinterpret_cast<PyTypeObject*>(Py_NewRef(kind)), Py_NewRef(shape), Py_NewRef(dtype), bytes, own, -1, -1, -1, nullptr, 0};
+        tell_shape(&program->arrays[i]);
         ++program->given;
     }
     for (Py_ssize_t i = 0; is_done && i < others; ++i) program->alike[i] = number_at(alike, i);
@@ -153,6 +171,24 @@ inline bool has(PyObject* x, PyObject* name, PyObject* wanted) {
     return is_known;
 }
 
+// An attribute that is an integer; false, without an exception, for any other.
+inline bool is_number(PyObject* x, PyObject* name, Py_ssize_t wanted) {
+    PyObject* found = PyObject_GetAttr(x, name);
+    const bool is_so = found && PyLong_CheckExact(found) && PyLong_AsSsize_t(found) == wanted;
+    Py_XDECREF(found);
+    PyErr_Clear();
+    return is_so;
+}
+
+// Whether an array of CuPy has a shape. It makes a new tuple of that, which takes longer than all else that is asked of it.
+inline bool has_shape(const GivenArray& known, PyObject* x) {
+    if (known.dimensions < 0) return has(x, shape_name, known.shape);
+    if (!is_number(x, dimensions_name, known.dimensions)) return false;
+    const bool is_long = PyObject_Size(x) == known.length;
+    PyErr_Clear();
+    return is_long && (known.dimensions == 1 || is_number(x, size_name, known.size));
+}
+
 // The address of an array of CuPy that lies as an earlier one did, or of one that was looked at before and is given by its
 // address; false, without an exception, for any other.
 inline bool find_address(const GivenArray& known, PyObject* x, PyObject* device, u64* address) {
@@ -166,7 +202,7 @@ inline bool find_address(const GivenArray& known, PyObject* x, PyObject* device,
     PyObject* memory = PyObject_GetAttr(x, data_name);
     if (!memory) PyErr_Clear();
     const bool is_there = memory && find_number(memory, pointer_name, address) && *address % alike_addresses == known.alike &&
-                          has(memory, place_name, device) && has(x, shape_name, known.shape) && has(x, dtype_name, known.dtype);
+                          has(memory, place_name, device) && has_shape(known, x) && has(x, dtype_name, known.dtype);
     Py_XDECREF(memory);
     return is_there;
 }
@@ -186,6 +222,19 @@ inline bool launch_again(const RecordedLaunch& one, u8* bytes, void** stream, bo
     if (!*is_known && !find_stream(kernel, stream)) return false;
     *is_known = true;
     return launch_bytes(kernel, *stream, one.blocks, bytes);
+}
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+// Whether a program's latest array is this one. (The function that gives a new reference is of Python 3.13.)
+inline bool is_latest(const GivenArray& known, PyObject* x) { return known.latest && PyWeakref_GetObject(known.latest) == x; }
+#pragma GCC diagnostic pop
+
+inline void remember(GivenArray* known, PyObject* x, u64 address) {
+    PyObject* const before = known->latest;
+    known->latest = PyWeakref_NewRef(x, nullptr), known->address = address;
+    PyErr_Clear();
+    Py_XDECREF(before);
 }
 
 // Memory that is given back.
@@ -212,7 +261,18 @@ struct Repeat {
     bool has_room() const { return room_.all != nullptr; }
 
     // Whether a given array lies as that of the recorded call did.
-    bool take(int i, PyObject* x) const { return find_address(program->arrays[i], x, program->device, addresses() + i); }
+    bool take(int i, PyObject* x) const {
+        GivenArray* const known = &program->arrays[i];
+        u64* const address = addresses() + i;
+        if (is_latest(*known, x)) {
+            // Of an array of CuPy the shape alone can change.
+            *address = known->address;
+            return has_shape(*known, x);
+        }
+        if (!find_address(*known, x, program->device, address)) return false;
+        if (program->given >= remembered_from && !PyLong_CheckExact(x)) remember(known, x, *address);
+        return true;
+    }
     bool take_other(int i, u64 address) const {
         addresses()[program->given + i] = address;
         return address % alike_addresses == program->alike[i];

@@ -7,6 +7,7 @@
 
 #include <initializer_list>
 
+#include "block_scales.hpp"
 #include "levels.hpp"
 #include "walk.hpp"
 
@@ -24,64 +25,6 @@ struct Run3 {
     u64 first_row, last_row, first_column, last_column;
 };
 
-// What divides, or multiplies, the numbers of a block; and its zero point. As blocks.hpp has them.
-struct BlockStep {
-    float d;
-    int zero;
-};
-struct BlockFactor {
-    double factor, zero;
-};
-
-// gpucast/quantization/quantize_on_host.py describes them, and makes them.
-enum class ScaleKind : u64 { power_of_two, real, small };
-enum class Division : u64 { step, near, product };
-
-// `Integers` of codes.hpp.
-struct IntegerCodes {
-    int least, most;
-    u32 mask, products, in_float, rounds;
-};
-
-struct Quantizing {
-    u64 shape[3], lengths[3], grid[3];
-    u64 src_bytes, scale_bytes, element_bits;
-    // The loops for extremes, whose codes become DOUBLE, and for elements; and the casts of scales.
-    void (*extremes)();
-    void (*elements)();
-    CastArray *to_double, *to_scale, *from_scale, *to_float;
-    ScaleKind scales;
-    Division division;
-    u64 two_sided, has_global, has_zeros;
-    // Codes of the source: its sign, and its largest finite number; of the smallest scale.
-    u64 sign_code, max_code, least_scale;
-    double divisor, top_scale, steps, negative_weight, lowest, largest;
-    IntegerCodes to;
-    // The loop and the cast for rounding at random; null where there is none.
-    void (*divide)();
-    CastAtRandom* at_random;
-};
-
-// What a call of its own says: a global scale, or the largest magnitude that gives it; and random words.
-struct OwnChoice {
-    bool has_scale = false, has_top = false, is_random = false;
-    float scale = 0, top = 0;
-    u64 seed = 0, offset = 0;
-};
-
-// `Divisor` and `Quotients` of blocks.hpp.
-struct BlockDivisor {
-    double d;
-    int zero, is_lost;
-};
-struct RandomQuotients {
-    CastArray* cast;
-    CastAtRandom* at_random;
-    const u8* first;
-    u64 seed, first_block, skip;
-    IntegerCodes to;
-};
-
 // Memory that goes when this does.
 struct Memory {
     explicit Memory(u64 bytes) : data(static_cast<u8*>(malloc(bytes ? bytes : 1))) {}
@@ -97,7 +40,7 @@ inline u64 product(const u64* three) { return three[0] * three[1] * three[2]; }
 
 // Elements of a call, between which signals are looked at; and of codes of less than a byte, which stay in the cache until
 // they are packed.
-enum : u64 { elements_at_once = 1 << 22, codes_at_once = 1 << 15 };
+enum : u64 { elements_at_once = 1 << 22, codes_at_once = 1 << 17 };
 
 // Whether rows consist of whole blocks, so that all of them are one row.
 inline bool is_one_row(const Run3& call) {
@@ -155,151 +98,7 @@ inline bool each_run(const Run3& call, Unlocked* unlocked) {
     return each_run(call, elements_at_once, unlocked, [](u64, u64) {});
 }
 
-// What each_run calls, as blocks.hpp has it.
-typedef void RunLoop(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more);
-
-inline double larger(double a, double b) { return a > b ? a : b; }
-inline double rounded_to_integer(double x) {
-    const double large = 0x1.8p52;
-    // Beyond, all numbers are integers, and the bounds of zero points are near.
-    return x > -0x1p51 && x < 0x1p51 ? x + large - large : x;
-}
-
-
-// ---- scales ----
-
-// Calls each with a code of so many bytes.
-template <typename Each>
-inline auto with_code(u64 bytes, const Each& each) {
-    if (bytes == 1) return each(u8(0));
-    return bytes == 2 ? each(u16(0)) : each(u32(0));
-}
-
-// A quantizing call.
-struct QuantizeCall {
-    QuantizeCall(const Quantizing& how_, const OwnChoice& choice_, u8* x_, u8* data_, u8* scales_, u8* zero_points_)
-        : how(how_), choice(choice_), x(x_), data(data_), scales(scales_), zero_points(zero_points_),
-          quotients{nullptr, how.at_random, x, choice.seed, choice.offset / 4, choice.offset % 4, how.to} {}
-    QuantizeCall(const QuantizeCall&) = delete;
-    QuantizeCall& operator=(const QuantizeCall&) = delete;
-
-    // Of each block.
-    u64 end_bytes() const { return how.two_sided ? 2 * how.src_bytes : how.src_bytes; }
-    u64 of_bytes() const {
-        if (choice.is_random) return sizeof(BlockDivisor);
-        return how.division == Division::product ? 4 : 8;
-    }
-    void (*elements() const)() { return choice.is_random ? how.divide : how.elements; }
-    const void* more() const {
-        if (choice.is_random) return &quotients;
-        return how.division == Division::step ? &how.to : nullptr;
-    }
-
-    const Quantizing& how;
-    const OwnChoice& choice;
-    u8 *const x, *const data, *const scales, *const zero_points;
-    const RandomQuotients quotients;
-    double g = 1;
-};
-
-// The extremes of n blocks as codes, before any element was looked at.
-inline void clear_ends(const Quantizing& how, u8* ends, u64 n) {
-    if (!how.two_sided) {
-        memset(ends, 0, n * how.src_bytes);
-        return;
-    }
-    with_code(how.src_bytes, [&](auto code) {
-        typedef decltype(code) Code;
-        for (u64 i = 0; i < n; ++i) {
-            reinterpret_cast<Code*>(ends)[2 * i] = Code(how.sign_code), reinterpret_cast<Code*>(ends)[2 * i + 1] = 0;
-        }
-    });
-}
-
-// What blocks have while their scales are looked for: extremes, scales as DOUBLE, zero points.
-struct BlockNumbers {
-    u8* codes;
-    double *low, *high, *own;
-    int* zeros;
-};
-
-// The extremes of n blocks as numbers; false where one is not finite. The lowest are for formats with two sides.
-inline bool read_ends(const Quantizing& how, const u8* ends, u64 n, const BlockNumbers& to) {
-    return with_code(how.src_bytes, [&](auto code) {
-        typedef decltype(code) Code;
-        const Code *const all = reinterpret_cast<const Code*>(ends), mask = Code(how.sign_code - 1);
-        Code* const own = reinterpret_cast<Code*>(to.codes);
-        const u64 sides = how.two_sided ? 2 : 1;
-        Code top = 0;
-        for (u64 i = 0; i < sides * n; ++i) {
-            const Code magnitude = all[i] & mask;
-            top = magnitude > top ? magnitude : top;
-        }
-        if (!how.two_sided) {
-            // Signs were cut off.
-            how.to_double(all, to.high, n);
-            return top <= how.max_code;
-        }
-        for (u64 side = 0; side < 2; ++side) {
-            for (u64 i = 0; i < n; ++i) own[i] = all[2 * i + side];
-            how.to_double(own, side ? to.high : to.low, n);
-        }
-        return top <= how.max_code;
-    });
-}
-
-// The scales, as they are stored and as DOUBLE, the zero points of n blocks, `first` and further ones; and in `of`, what their
-// elements need.
-inline void find_scales(const QuantizeCall& call, u64 first, u64 n, const BlockNumbers& own, void* of) {
-    const Quantizing& how = call.how;
-    const double g = call.g, divisor = how.scales == ScaleKind::small ? how.divisor * g : how.divisor;
-    if (how.has_zeros) {
-        for (u64 i = 0; i < n; ++i) own.own[i] = (own.high[i] - own.low[i]) / how.steps;
-    } else if (how.two_sided) {
-        for (u64 i = 0; i < n; ++i) own.own[i] = larger(-own.low[i] * how.negative_weight, own.high[i]) / divisor;
-    } else {
-        for (u64 i = 0; i < n; ++i) own.own[i] = own.high[i] / divisor;
-    }
-    u8* const scales = call.scales + first * how.scale_bytes;
-    how.to_scale(own.own, scales, n);
-    if (how.scales != ScaleKind::power_of_two) {
-        with_code(how.scale_bytes, [&](auto code) {
-            typedef decltype(code) Code;
-            const Code least = Code(how.least_scale);
-            Code* const codes = reinterpret_cast<Code*>(scales);
-            for (u64 i = 0; i < n; ++i) codes[i] = codes[i] < least ? least : codes[i];
-        });
-    }
-    double* const s = own.own;
-    how.from_scale(scales, s, n);
-    if (how.has_zeros) {
-        for (u64 i = 0; i < n; ++i) {
-            const double zero = how.lowest - rounded_to_integer(own.low[i] / s[i]);
-            own.zeros[i] = int(zero < how.lowest ? how.lowest : zero > how.largest ? how.largest : zero);
-            call.zero_points[first + i] = u8(own.zeros[i]);
-        }
-    } else {
-        memset(own.zeros, 0, n * sizeof *own.zeros);
-    }
-    if (how.has_global) {
-        for (u64 i = 0; i < n; ++i) s[i] *= g;
-    }
-    if (call.choice.is_random) {
-        for (u64 i = 0; i < n; ++i) static_cast<BlockDivisor*>(of)[i] = {s[i], own.zeros[i], 0};
-    } else if (how.division == Division::near) {
-        memcpy(of, s, n * sizeof *s);
-    } else if (how.division == Division::step) {
-        for (u64 i = 0; i < n; ++i) static_cast<BlockStep*>(of)[i] = {float(s[i]), own.zeros[i]};
-    } else {
-        for (u64 i = 0; i < n; ++i) static_cast<float*>(of)[i] = float(1 / s[i]);
-    }
-}
-
 // ---- short blocks of adjacent elements, many of which stay in caches while all is done ----
-
-// The elements of blocks that are worked on together, if they are not longer; the most of these, of 16 elements and more; how many
-// of longer ones, so that packed codes are whole bytes; the longest, since threads may have little stack.
-enum : u64 { elements_together = 4096, blocks_together = 256, fewest_blocks = 8, longest_block = 1024 };
 
 inline bool is_short(const Run3& call) {
     const u64 length = call.lengths[2];
@@ -330,9 +129,10 @@ inline bool quantize_short(const QuantizeCall& call, u64 length, const u8* known
             find_ends(src, nullptr, n, 0, length, own_ends, nullptr);
         }
         if (!read_ends(how, known ? known + first * end_bytes : own_ends, count, {codes, low, high, own, zeros})) return false;
-        find_scales(call, first, count, {codes, low, high, own, zeros}, of);
+        if (!find_scales(call, first, count, {codes, low, high, own, zeros}, of)) return false;
         u8* const to = call.data + first * length * how.element_bits / 8;
-        divide(src, is_packed ? elements : to, n, 0, length, of, const_cast<void*>(call.more()));
+        if (how.choose) choose_scales(call, src, elements, first, count, length, {codes, low, high, own, zeros}, of);
+        if (!how.choose || call.choice.is_random) divide(src, is_packed ? elements : to, n, 0, length, of, const_cast<void*>(call.more()));
         if (is_packed) pack(elements, to, u32(how.element_bits), n);
     }
     return true;
@@ -350,7 +150,7 @@ inline int in_parts_of_blocks(u64 blocks, u64 length, Unlocked* unlocked, const 
 
 // ---- all blocks ----
 
-// The global scale, from the extremes of all blocks if the call does not say it.
+// The global scale, or u of formulas, from the extremes of all blocks if the call does not say it.
 inline float global_scale_of(const QuantizeCall& call, const u8* ends, u64 blocks) {
     const Quantizing& how = call.how;
     if (call.choice.has_scale) return call.choice.scale;
@@ -367,6 +167,11 @@ inline float global_scale_of(const QuantizeCall& call, const u8* ends, u64 block
             }
             how.to_double(&largest, &top, 1);
         });
+    }
+    if (how.steps_of.are_there) {
+        const float amax = float(top);
+        evaluate(how.steps_of.u, {&amax, nullptr, 1, how.steps_of.to_source, how.steps_of.from_source}, 1, &scale);
+        return scale;
     }
     top /= how.divisor * how.top_scale;
     how.to_float(&top, &scale, 1);
@@ -411,7 +216,8 @@ inline int quantize_blocks(const Quantizing& how, const OwnChoice& choice, u8* x
     const bool are_short = is_short(run), is_known = how.has_global && !choice.has_scale && !choice.has_top;
     const u64 length = run.lengths[2];
     const Memory ends(are_short && !is_known ? 0 : blocks * end_bytes);
-    if (!ends.data) return 0;
+    // Two scales have short blocks alone.
+    if (!ends.data || (how.choose && !are_short)) return 0;
     Unlocked unlocked(product(how.shape));
     if (!are_short) {
         Run3 own = run;
@@ -428,7 +234,13 @@ inline int quantize_blocks(const Quantizing& how, const OwnChoice& choice, u8* x
         if (done <= 0) return done;
     }
     if (how.has_global) {
-        const float scale = global_scale_of(call, ends.data, blocks);
+        float scale = global_scale_of(call, ends.data, blocks);
+        if (how.steps_of.are_there) {
+            call.u = scale;
+            // Others are refused, or have scales of their own.
+            if (!(scale > 0 && scale <= 0x1.fffffep127f)) return 0;
+            evaluate(how.steps_of.global, {nullptr, nullptr, call.u, how.steps_of.to_source, how.steps_of.from_source}, 1, &scale);
+        }
         memcpy(global_scale, &scale, sizeof scale);
         call.g = double(scale);
     }
@@ -442,8 +254,7 @@ inline int quantize_blocks(const Quantizing& how, const OwnChoice& choice, u8* x
     double* const low = numbers.as<double>();
     int* const zeros = reinterpret_cast<int*>(low + 3 * blocks);
     const BlockNumbers own = {reinterpret_cast<u8*>(zeros + blocks), low, low + blocks, low + 2 * blocks, zeros};
-    if (!read_ends(how, ends.data, blocks, own)) return 0;
-    find_scales(call, 0, blocks, own, of.data);
+    if (!read_ends(how, ends.data, blocks, own) || !find_scales(call, 0, blocks, own, of.data)) return 0;
     return find_elements(call, of.data, &unlocked);
 }
 

@@ -85,7 +85,7 @@ inline bool is_part(PyObject* how) {
 
 // An entry: a tuple of these.
 enum : int {
-    entry_how,        // Bytes of a Quantizing or a Dequantizing; or a Program for arrays of CuPy.
+    entry_how,        // Bytes of a Producing or a Restoring; or a Program for arrays of CuPy.
     entry_library,    // What is asked of a library of tensors, or None; of a program whether a graph is captured.
     entry_kind,       // The class of the Quantized, and those of its attributes that are not parts.
     entry_attributes,
@@ -96,23 +96,28 @@ enum : int {
     entry_numbers,    // The class, dtype and shape of numbers.
     entry_dtype,
     entry_numbers_shape,
-    entry_places,     // Of a program with others their places in a new result, or functions that give their addresses.
+    entry_places,     // Of a program with others their places in a new result, or functions that give their addresses, of an `out`.
+    entry_signs,      // The signs of a transform, a tuple of integers or None, and the seed of such.
+    entry_seed,
+    entry_scales,     // The shape of scales before they are ordered.
+    entry_numbers_of, // Of a program the scale and the magnitude with which it was made, and the class of arrays for such a one.
     entry_parts
 };
 
 inline bool is_entry(PyObject* given, bool is_back) {
     if (!PyTuple_Check(given) || PyTuple_Size(given) != entry_parts) return false;
     const auto at = [&](int i) { return PyTuple_GetItem(given, i); };
-    const size_t size = is_back ? sizeof(Dequantizing) : sizeof(Quantizing);
+    const size_t size = is_back ? sizeof(Restoring) : sizeof(Producing);
     if (Py_TYPE(at(entry_how)) == program_type) {
         if (!PyCallable_Check(at(entry_library))) return false;
     } else if (!PyBytes_Check(at(entry_how)) || size_t(PyBytes_Size(at(entry_how))) != size) {
         return false;
     }
-    if (!PyDict_Check(at(entry_attributes))) return false;
+    if (!PyDict_Check(at(entry_attributes)) || !(is_none(at(entry_signs)) || PyTuple_Check(at(entry_signs)))) return false;
     for (int i : {int(entry_kind), int(entry_data), int(entry_numbers)}) {
         if (!PyType_Check(at(i))) return false;
     }
+    if (Py_TYPE(at(entry_how)) == program_type && !is_back && !(PyTuple_Check(at(entry_numbers_of)) && PyTuple_Size(at(entry_numbers_of)) == 2)) return false;
     if (is_back) return is_part(at(entry_new));
     if (!PyTuple_Check(at(entry_new)) || PyTuple_Size(at(entry_new)) != parts_of_result) return false;
     for (int i = 0; i < parts_of_result; ++i) {
@@ -126,9 +131,31 @@ struct ResultEntry {
 
     PyObject* at(int i) const { return PyTuple_GetItem(tuple, i); }
     bool is_on_device() const { return Py_TYPE(at(entry_how)) == program_type; }
-    // A program either has others, for a new result, or is given an `out`.
+    // A program either makes a new result, or is given an `out`.
     bool is_for(PyObject* out) const {
-        return !is_on_device() || (reinterpret_cast<const Program*>(at(entry_how))->others != 0) == is_none(out);
+        PyObject* const made = at(entry_new);
+        return !is_on_device() || is_none(PyTuple_Check(made) && PyTuple_Size(made) == parts_of_result ? PyTuple_GetItem(made, 0) : made) != is_none(out);
+    }
+    // Whether a call has the signs of this one, from numbers of the very classes that a checked call had.
+    bool has_signs(PyObject* signs, PyObject* seed) const {
+        if (is_none(at(entry_seed)) ? !is_none(seed) : !(PyLong_CheckExact(seed) && is_equal(seed, at(entry_seed)))) return false;
+        PyObject* const known = at(entry_signs);
+        if (is_none(known) || is_none(signs)) return known == signs;
+        const bool is_list = PyList_CheckExact(signs);
+        const Py_ssize_t count = PyTuple_Size(known);
+        if (!(is_list || PyTuple_CheckExact(signs)) || PySequence_Size(signs) != count) return false;
+        for (Py_ssize_t i = 0; i < count; ++i) {
+            PyObject* sign = is_list ? PyList_GetItem(signs, i) : PyTuple_GetItem(signs, i);
+            if (!PyLong_CheckExact(sign) || !is_equal(sign, PyTuple_GetItem(known, i))) return false;
+        }
+        return true;
+    }
+    // Whether the scale, or the magnitude, of a call is that of a program: a number, or an array. Those of the host take all.
+    bool is_for_number(PyObject* given, Py_ssize_t i) const {
+        if (!is_on_device()) return true;
+        PyObject* const known = PyTuple_GetItem(at(entry_numbers_of), i);
+        if (PyType_Check(known)) return reinterpret_cast<PyObject*>(Py_TYPE(given)) == known;
+        return is_none(known) ? is_none(given) : Py_TYPE(given) == Py_TYPE(known) && is_equal(given, known);
     }
     PyTypeObject* kind(int i) const { return reinterpret_cast<PyTypeObject*>(at(i)); }
 
@@ -198,10 +225,11 @@ inline PyObject* new_part(PyObject*, PyObject* how) {
 // ---- on devices ----
 
 // Repeats the program of an entry for these arrays, of which null and None count as none. Those of a new result are in `made`;
-// the others of the program have these places there, or are kept: functions give their addresses. Returns 1; 0, nothing done, where only others can tell; -1 after an
-// exception.
+// the others of the program have their places there, or are kept: functions of `keeper` give their addresses, or None. Returns 1; 0, nothing
+// done, where only others can tell; -1 after an exception.
 template <typename Make>
-inline int repeat_by(const ResultEntry& entry, PyObject* const* given, int count, PyObject* places, const Make& make, References* made) {
+inline int repeat_by(const ResultEntry& entry, PyObject* const* given, int count, bool is_new, PyObject* keeper, const Make& make, References* made) {
+    PyObject* const places = entry.at(entry_places);
     const Program* program = reinterpret_cast<const Program*>(entry.at(entry_how));
     const Repeat again(program);
     if (!again.has_room()) return PyErr_NoMemory(), -1;
@@ -213,7 +241,7 @@ inline int repeat_by(const ResultEntry& entry, PyObject* const* given, int count
     const Kernel* kernel = reinterpret_cast<const Kernel*>(program->launches ? program->launch[0].launch : nullptr);
     if (taken != program->given || !again.are_apart() || !kernel || Py_TYPE(program->launch[0].launch) != kernel_type) return 0;
     if (kernel->current(&device) != 0 || device != kernel->device) return 0;
-    if (program->others) {
+    if (is_new) {
         PyObject* is_captured = PyObject_CallNoArgs(entry.at(entry_library));
         if (!is_captured) return -1;
         if (!is_false(is_captured)) return 0;
@@ -222,11 +250,12 @@ inline int repeat_by(const ResultEntry& entry, PyObject* const* given, int count
     for (int i = 0; i < program->others; ++i) {
         PyObject* const place = PyTuple_Check(places) ? PyTuple_GetItem(places, i) : nullptr;
         if (place && PyCallable_Check(place)) {
-            PyObject* kept = PyObject_CallNoArgs(place);
-            const u64 address = kept ? PyLong_AsUnsignedLongLong(kept) : 0;
+            PyObject* kept = PyObject_CallFunctionObjArgs(place, keeper, nullptr);
+            const bool is_there = kept && !is_none(kept);
+            const u64 address = is_there ? PyLong_AsUnsignedLongLong(kept) : 0;
             Py_XDECREF(kept);
             if (PyErr_Occurred()) return -1;
-            if (!again.take_other(i, address)) return 0;
+            if (!is_there || !again.take_other(i, address)) return 0;
             continue;
         }
         const Py_ssize_t at = place ? PyLong_AsSsize_t(place) : -1;
@@ -242,13 +271,14 @@ inline int repeat_by(const ResultEntry& entry, PyObject* const* given, int count
     return again.launch(0, 0, 1) ? 1 : -1;
 }
 
-inline PyObject* quantize_on_device(const ResultEntry& entry, PyObject* x, PyObject* out) {
+inline PyObject* quantize_on_device(const ResultEntry& entry, PyObject* x, PyObject* scale, PyObject* amax, PyObject* out) {
+    const auto array = [&](PyObject* one) { return reinterpret_cast<PyObject*>(Py_TYPE(one)) == reinterpret_cast<PyObject*>(Py_TYPE(x)) ? one : nullptr; };
     References parts;
     if (!is_none(out) && !entry.take_parts(out, &parts)) return nothing();
     PyObject* const memory = is_none(out) ? nullptr : entry.memory(&parts);
-    PyObject* const given[] = {x, memory, parts.each[1], parts.each[2], parts.each[3]};
+    PyObject* const given[] = {x, array(scale), array(amax), memory, parts.each[1], parts.each[2], parts.each[3]};
     if (!is_none(out) && !memory) return nothing();
-    const int done = repeat_by(entry, given, memory ? 5 : 1, entry.at(entry_places), [&](References* made) {
+    const int done = repeat_by(entry, given, memory ? 7 : 3, !memory, out, [&](References* made) {
         for (int i = 0; i < parts_of_result; ++i) {
             if (!made->take(make_part(PyTuple_GetItem(entry.at(entry_new), i)))) return false;
         }
@@ -257,11 +287,11 @@ inline PyObject* quantize_on_device(const ResultEntry& entry, PyObject* x, PyObj
     return done < 0 ? nullptr : !done ? nothing() : is_none(out) ? entry.assemble(parts.each) : Py_NewRef(out);
 }
 
-inline PyObject* dequantize_on_device(const ResultEntry& entry, References* parts, PyObject* out) {
+inline PyObject* dequantize_on_device(const ResultEntry& entry, PyObject* q, References* parts, PyObject* out) {
     PyObject* const memory = entry.memory(parts);
     PyObject* const given[] = {memory, parts->each[1], parts->each[2], parts->each[3], is_none(out) ? nullptr : out};
     References made;
-    const int done = !memory ? 0 : repeat_by(entry, given, 5, entry.at(entry_places), [&](References* to) { return to->take(make_part(entry.at(entry_new))); }, &made);
+    const int done = !memory ? 0 : repeat_by(entry, given, 5, is_none(out), q, [&](References* to) { return to->take(make_part(entry.at(entry_new))); }, &made);
     return done < 0 ? nullptr : !done ? nothing() : is_none(out) ? Py_NewRef(made.each[0]) : Py_NewRef(out);
 }
 
@@ -272,10 +302,17 @@ inline PyObject* ended(int done, PyObject* result) {
     return done > 0 ? result : done ? nullptr : Py_NewRef(Py_NotImplemented);
 }
 
-// Quantizes as an entry says. Null after an exception; NotImplemented, nothing of use written, where only others can tell.
-inline PyObject* quantize_by(const ResultEntry& entry, PyObject* x, PyObject* out) {
-    if (entry.is_on_device()) return quantize_on_device(entry, x, out);
-    Described<Quantizing> by;
+// Quantizes as an entry says, by a scale or a magnitude that the call gives, or None. Null after an exception; NotImplemented,
+// nothing of use written, where only others can tell.
+inline PyObject* quantize_by(const ResultEntry& entry, PyObject* x, PyObject* scale, PyObject* amax, PyObject* out) {
+    if (entry.is_on_device()) return quantize_on_device(entry, x, scale, amax, out);
+    OwnChoice choice;
+    const bool is_array = !is_none(scale) && !PyFloat_CheckExact(scale);
+    // The two do not go together.
+    if ((!is_none(scale) && !is_none(amax)) || !take_float(amax, 0, &choice.has_top, &choice.top)) return nothing();
+    // An array with one for each block; others may stand for several.
+    if (is_array ? !has(scale, shape_name, entry.at(entry_scales)) : !take_float(scale, 0x1p-149f, &choice.has_scale, &choice.scale)) return nothing();
+    Described<Producing> by;
     const int begun = by.read(entry.at(entry_how), entry.at(entry_library), "quantize");
     if (begun <= 0) return ended(begun, nullptr);
     References parts;
@@ -286,28 +323,29 @@ inline PyObject* quantize_by(const ResultEntry& entry, PyObject* x, PyObject* ou
     PyObject* memory = is_new || entry.take_parts(out, &parts) ? entry.memory(&parts) : nullptr;
     if (!memory) return ended(0, nullptr);
     PyObject* const into[] = {memory, parts.each[1], parts.each[2], parts.each[3]};
-    int done = quantize_parts(by.how, by.library, OwnChoice(), x, into);
+    int done = quantize_parts(*by.how, by.library, choice, x, is_array ? scale : nullptr, into);
     if (!is_new) done = tell_of_all(done, by.library, into, parts_of_result);
     return ended(done, done <= 0 ? nullptr : is_new ? entry.assemble(parts.each) : Py_NewRef(out));
 }
 
-// Of arrays that are quantized to nearest, as they are. All other calls are the function's.
+// Of arrays that are quantized to nearest. All other calls are the function's.
 inline PyObject* run_quantized(Plan* plan, PyObject* const* arguments) {
     if (arguments[quantize_offset] != zero) return nothing();
-    for (int i : {int(quantize_seed), int(quantize_scale), int(quantize_amax), int(quantize_signs)}) {
-        if (!is_none(arguments[i])) return nothing();
-    }
-    PyObject* const out = arguments[quantize_out];
-    PyObject* entry = find_entry(plan, arguments[quantize_x], false, [out](PyObject* one) { return ResultEntry{one}.is_for(out); });
+    PyObject *const out = arguments[quantize_out], *const scale = arguments[quantize_scale], *const amax = arguments[quantize_amax];
+    PyObject* entry = find_entry(plan, arguments[quantize_x], false, [&](PyObject* one) {
+        const ResultEntry own{one};
+        return own.is_for(out) && own.has_signs(arguments[quantize_signs], arguments[quantize_seed]) && own.is_for_number(scale, 0) &&
+               own.is_for_number(amax, 1);
+    });
     if (!entry) return nothing();
-    PyObject* result = quantize_by({entry}, arguments[quantize_x], out);
+    PyObject* result = quantize_by({entry}, arguments[quantize_x], scale, amax, out);
     Py_DECREF(entry);
     return result;
 }
 
-inline PyObject* dequantize_by(const ResultEntry& entry, References* parts, PyObject* out) {
-    if (entry.is_on_device()) return dequantize_on_device(entry, parts, out);
-    Described<Dequantizing> by;
+inline PyObject* dequantize_by(const ResultEntry& entry, PyObject* q, References* parts, PyObject* out) {
+    if (entry.is_on_device()) return dequantize_on_device(entry, q, parts, out);
+    Described<Restoring> by;
     const int begun = by.read(entry.at(entry_how), entry.at(entry_library), "dequantize");
     if (begun <= 0) return ended(begun, nullptr);
     const bool is_new = is_none(out);
@@ -319,16 +357,13 @@ inline PyObject* dequantize_by(const ResultEntry& entry, References* parts, PyOb
     if (!out) return nullptr;
     PyObject* memory = entry.memory(parts);
     PyObject* const from[] = {memory, parts->each[1], parts->each[2], parts->each[3]};
-    int done = memory ? dequantize_parts(by.how, by.library, from, out) : 0;
-    if (done > 0 && !is_new && !tell_of(by.library, out)) done = -1;
+    int done = memory ? dequantize_parts(*by.how, by.library, from, out) : 0;
+    if (!is_new) done = tell_of_all(done, by.library, &out, 1);
     if (done <= 0) Py_DECREF(out);
     return ended(done, out);
 }
 
 inline PyObject* run_dequantized(Plan* plan, PyObject* const* arguments) {
-    for (int i : {int(dequantize_signs), int(dequantize_seed)}) {
-        if (!is_none(arguments[i])) return nothing();
-    }
     PyObject *q = arguments[dequantize_q], *own = PyObject_GenericGetDict(q, nullptr);
     PyObject* data = own ? Py_XNewRef(PyDict_GetItemWithError(own, part_names[0])) : nullptr;
     Py_XDECREF(own);
@@ -337,9 +372,10 @@ inline PyObject* run_dequantized(Plan* plan, PyObject* const* arguments) {
     References parts;
     PyObject* entry = find_entry(plan, data, true, [&](PyObject* one) {
         parts.clear();
-        return ResultEntry{one}.is_for(arguments[dequantize_out]) && ResultEntry{one}.take_parts(q, &parts);
+        const ResultEntry own{one};
+        return own.is_for(arguments[dequantize_out]) && own.has_signs(arguments[dequantize_signs], arguments[dequantize_seed]) && own.take_parts(q, &parts);
     });
-    PyObject* result = entry ? dequantize_by({entry}, &parts, arguments[dequantize_out]) : nothing();
+    PyObject* result = entry ? dequantize_by({entry}, q, &parts, arguments[dequantize_out]) : nothing();
     Py_XDECREF(entry);
     Py_DECREF(data);
     return result;

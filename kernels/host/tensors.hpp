@@ -48,7 +48,7 @@ Function* function_at(PyObject* address) {
 }
 
 // What is asked of a library: the addresses of a View and a CurrentStream, functions that tell whether it watches what is
-// done with tensors, the names of a module, and a function that is told of tensors that were written.
+// done with tensors, the names of a module, and a function that is told of tensors, one or a list, that were written.
 struct TensorLibrary {
     View* view;
     CurrentStream* stream;
@@ -206,17 +206,19 @@ inline bool tell(PyObject* written, PyObject* x) {
     return told != nullptr;
 }
 
-// The same for what may be None or an array of NumPy, of which nothing is told, as without a library.
-inline bool tell_of(const TensorLibrary* library, PyObject* x) {
-    return !library || is_none(x) || PyArray_CheckExact(x) || tell(library->written, x);
-}
-
-// The same for all that a call wrote, if it is done. Returns `done`; -1 after an exception.
+// The same for all that a call wrote, if it is done: of what is None or an array of NumPy nothing is told, as without a library,
+// and of results that are new, for which there is None in place of the function. Returns `done`; -1 after an exception.
 inline int tell_of_all(int done, const TensorLibrary* library, PyObject* const* written, int count) {
-    for (int i = 0; done > 0 && i < count; ++i) {
-        if (!tell_of(library, written[i])) done = -1;
+    if (done <= 0 || !library || is_none(library->written)) return done;
+    PyObject* all = PyList_New(0);
+    bool is_told = all != nullptr;
+    for (int i = 0; is_told && i < count; ++i) {
+        if (!is_none(written[i]) && !PyArray_CheckExact(written[i])) is_told = PyList_Append(all, written[i]) == 0;
     }
-    return done;
+    // A call takes longer than all else here.
+    is_told = is_told && (!PyList_Size(all) || tell(library->written, all));
+    Py_XDECREF(all);
+    return is_told ? done : -1;
 }
 
 // Casts x to `out`, which may be new, where all that is done is known. Returns 1 where that was done; 0, nothing done, where

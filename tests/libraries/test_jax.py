@@ -259,7 +259,8 @@ def test_parts_of_a_quantized_array_are_of_jax(name: str) -> None:
 def test_repeated_calls_run_plans_of_numpy() -> None:
     x = jax.numpy.asarray(np.linspace(-3, 3, 256, dtype=np.float32).reshape(4, 64))
     q = gpucast.quantize(x, "mxfp8e4m3")
-    amax = np.zeros((), np.float32)
+    amax, wide_x = np.zeros((), np.float32), x.astype(np.int64)
+    ends, scales = jax.numpy.asarray(np.array([1, 4])), jax.numpy.asarray(np.array([0.5, 0.25], np.float32))
     calls: dict[str, tuple[Callable[[], Any], int]] = {
         "cast": (lambda: gpucast.cast(x, "FLOAT8E4M3FN"), 10),
         "scale": (lambda: gpucast.cast(x, "FLOAT16", scale=0.5, amax=amax), 10),
@@ -268,6 +269,12 @@ def test_repeated_calls_run_plans_of_numpy() -> None:
         "packed": (lambda: gpucast.quantize(x, "nvfp4", amax=2.0), 90),
         "dequantize": (lambda: gpucast.dequantize(q, "FLOAT16"), 45),
         "hadamard": (lambda: gpucast.hadamard(x, 32), 40),
+        "to packed elements": (lambda: gpucast.cast(x, "FLOAT4E2M1"), 10),
+        "to 64 bits": (lambda: gpucast.cast(x, "INT64"), 12),
+        "from 64 bits": (lambda: gpucast.cast(wide_x, "DOUBLE", scale=3.0), 12),
+        "grouped": (lambda: gpucast.quantize_grouped(x, ends, "mxfp8e4m3", pad=4), 90),
+        "grouped, scales": (lambda: gpucast.quantize_grouped(x, ends, "nvfp4", pad=4, scale=scales), 90),
+        "cast_grouped": (lambda: gpucast.cast_grouped(x, ends, "FLOAT8E4M3FN", scale=scales), 90),
     }
     for name, (call, most) in calls.items():
         plans.forget()
@@ -282,7 +289,36 @@ def test_repeated_calls_run_plans_of_numpy() -> None:
             assert not isinstance(one, jax.Array) or one.devices() == other.devices()
 
 
+@pytest.mark.parametrize("to", ["FLOAT4E2M1", "INT4", "UINT2", "FLOAT6E3M2", "DOUBLE", "UINT64"])
+def test_repeated_casts_are_those_of_other_numbers(to: str) -> None:
+    for value in (0.5, -2.25, 7.0, 1e30):
+        x = np.full((3, 5), value, np.float32)
+        expected, y = gpucast.cast(x, to), gpucast.cast(jax.numpy.asarray(x), to)
+        if to == "FLOAT6E3M2":
+            # JAX has no such type.
+            assert isinstance(y, PackedArray)
+            expected = PackedArray.pack(expected)
+        assert [np.asarray(part).tobytes() for part in _parts(y)] == [np.asarray(p).tobytes() for p in _parts(expected)]
+
+
+def test_repeated_groups_are_those_of_other_arrays() -> None:
+    rng = np.random.default_rng(3)
+    for layout in ("linear", "linear", "128x4", "128x4"):
+        for ends in (np.array([3, 8]), np.array([0, 8]), np.array([5, 2])):
+            x = rng.standard_normal((8, 64)).astype(np.float32)
+            expected = gpucast.quantize_grouped(x, ends, "mxfp8e4m3", scale_layout=layout)
+            y = gpucast.quantize_grouped(jnp.asarray(x), jnp.asarray(ends), "mxfp8e4m3", scale_layout=layout)
+            assert [np.asarray(part).tobytes() for part in y] == [np.asarray(part).tobytes() for part in expected]
+            for one in (ends, jnp.asarray(ends.astype(np.int32))):
+                other = gpucast.quantize_grouped(jnp.asarray(x), one, "mxfp8e4m3", scale_layout=layout)
+                assert np.asarray(other.data).tobytes() == np.asarray(expected.data).tobytes()
+
+
 def _parts(found: Any) -> list[Any]:
+    if isinstance(found, PackedArray):
+        return [found.data]
+    if isinstance(found, tuple):
+        return [part for one in found if one is not None for part in _parts(one)]
     if not isinstance(found, gpucast.Quantized):
         return [found]
     assert found.library == "jax"

@@ -44,13 +44,18 @@ def host_rows() -> dict[str, Row]:
         "out=": (quantize, (x, "mxfp8e4m3"), {"out": quantize(x, "mxfp8e4m3")}, 1),
         "packed": (quantize, (x, "nvfp4"), {}, 1),
         "stochastic": (quantize, (x, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 10),
-        "scale=": (quantize, (x, "nvfp4"), {"scale": 0.5}, 9),
-        "amax=": (quantize, (x, "nvfp4"), {"amax": 3.0}, 9),
-        "transpose=True": (quantize, (x, "mxfp8e4m3"), {"transpose": True}, 9),
+        "scale=": (quantize, (x, "nvfp4"), {"scale": 0.5}, 1),
+        "amax=": (quantize, (x, "nvfp4"), {"amax": 3.0}, 1),
+        "scales=": (quantize, (x, "int8_32"), {"scale": np.ones((32, 2), np.float32)}, 1),
+        "4over6": (quantize, (x, "nvfp4_4over6"), {}, 1),
+        "transpose=True": (quantize, (x, "mxfp8e4m3"), {"transpose": True}, 1),
         "transpose='both'": (quantize, (x, "mxfp8e4m3"), {"transpose": "both"}, 12),
-        "hadamard=": (quantize, (x, "mxfp8e4m3"), {"hadamard": 32}, 10),
-        "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 20),
+        "hadamard=": (quantize, (x, "mxfp8e4m3"), {"hadamard": 32}, 1),
+        "signs=": (quantize, (x, "mxfp8e4m3"), {"hadamard": 32, "signs": [1] * 32}, 1),
+        "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 1),
         "dequantize": (gpucast.dequantize, (back,), {}, 2),
+        "dequantize, hadamard=": (gpucast.dequantize, (back,), {"hadamard": 32, "seed": 3}, 1),
+        "dequantize, layout": (gpucast.dequantize, (quantize(x, "mxfp8e4m3", scale_layout="8x4"),), {}, 1),
         "hadamard": (gpucast.hadamard, (x, 32), {}, 9),
         "fake_cast, blocks": (fake_cast, (x, "mxfp8e4m3"), {}, 8),
         "fake_cast": (fake_cast, (x, "FLOAT8E4M3FN"), {}, 7),
@@ -69,16 +74,18 @@ def device_rows() -> dict[str, Row]:
     return {
         "plain": (quantize, (x, "mxfp8e4m3"), {}, 2),
         "out=": (quantize, (x, "mxfp8e4m3"), {"out": quantize(x, "mxfp8e4m3")}, 1),
-        "packed": (quantize, (x, "nvfp4"), {}, 12),
+        "packed": (quantize, (x, "nvfp4"), {}, 8),
+        "packed, out=": (quantize, (x, "nvfp4"), {"out": quantize(x, "nvfp4")}, 8),
         "stochastic": (quantize, (x, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 30),
-        "scale=": (quantize, (x, "nvfp4"), {"scale": one}, 31),
-        "a number as scale=": (quantize, (x, "nvfp4"), {"scale": 0.5}, 42),
-        "a number as amax=": (quantize, (x, "nvfp4"), {"amax": 3}, 42),
-        "amax=": (quantize, (x, "nvfp4"), {"amax": one}, 31),
+        "scale=": (quantize, (x, "nvfp4"), {"scale": one}, 10),
+        "a number as scale=": (quantize, (x, "nvfp4"), {"scale": 0.5}, 16),
+        "a number as amax=": (quantize, (x, "nvfp4"), {"amax": 3}, 16),
+        "amax=": (quantize, (x, "nvfp4"), {"amax": one}, 10),
         "transpose=True": (quantize, (x, "mxfp8e4m3"), {"transpose": True}, 29),
         "transpose='both'": (quantize, (x, "mxfp8e4m3"), {"transpose": "both"}, 45),
-        "hadamard=": (quantize, (x, "mxfp8e4m3"), {"hadamard": 32}, 30),
-        "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 29),
+        "hadamard=": (quantize, (x, "mxfp8e4m3"), {"hadamard": 32}, 8),
+        "signs=": (quantize, (x, "mxfp8e4m3"), {"hadamard": 32, "signs": [1] * 32}, 8),
+        "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 8),
         "dequantize": (gpucast.dequantize, (back,), {}, 2),
         "hadamard": (gpucast.hadamard, (x, 32), {}, 25),
         "grouped": (gpucast.quantize_grouped, (x, ends, "mxfp8e4m3"), {}, 33),
@@ -197,7 +204,7 @@ def test_an_array_reshaped_meanwhile_is_no_pattern() -> None:
     assert host_plans.quantized(x.reshape(96, 48), format, nothing, result) is None
 
 
-@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8_zp_32"])
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8_zp_32", "nvfp4_4over6"])
 def test_threads_of_little_stack_quantize(name: str) -> None:
     x = np.ones((64, 1024), np.float32)
     assert in_little_stack(lambda: gpucast.dequantize(gpucast.quantize(x, name)).size) == [x.size] * 3

@@ -16,7 +16,9 @@ import gpucast
 from bench.peers import recipe_packages, recipes
 from bench.peers.recipe_models import models
 from gpucast.cli.main import main
+from gpucast.core.dtypes import dtype
 from gpucast.quantization import RECIPES, Format, Quantized, Steps, exact_quantize
+from gpucast.quantization.cuda.step_source import step_functions
 from tests import host_driver
 
 MODELS = models()
@@ -238,3 +240,13 @@ def test_the_recipes_of_torchao_configs_are_those_of_the_page(config: str, kind:
         raw, codes = raw & 15, codes & 15
     is_none = config.startswith("Int8") and kind == "bfloat16"
     assert is_none != np.array_equal(raw, codes)
+
+
+def test_scales_without_a_zero_take_no_formula_for_it() -> None:
+    """The smallest FLOAT8E8M0 has the code 0 and is none."""
+    for scale, rule, replaces in (("FLOAT8E8M0", "up", 0), ("FLOAT8E4M3FN", "amax", 1)):
+        steps = Steps("a / 448", "x / s", zero="1")
+        format = Format(f"{scale} with zero", "FLOAT8E4M3FN", scale, (32,), rule, False, False, steps)
+        assert f"has_zero = {replaces} }};" in step_functions(format, dtype("FLOAT"))[0]
+        x = np.zeros((1, 32), np.float32)
+        assert gpucast.quantize(x, format).scales.astype(np.float32) == (1 if replaces else 2.0**-127)

@@ -30,12 +30,12 @@ def step_functions(format: Format, source: DType) -> list[str]:
         return [plain, *_over_power(of_powers, 1, 0)]
     step = Node("multiply" if steps.multiplies else "divide", (_X, _F))
     rounds = steps.rounds_codes and source.bits < 32
-    # The code of a scale that replaces zero.
-    zero = 0
-    if steps.zero:
+    # The code of a scale that replaces zero, which FLOAT8E8M0 does not have.
+    zero, has_zero = 0, bool(steps.zero) and not of_powers
+    if has_zero:
         zero = int(_constant(parse(steps.zero), source).astype(format.scale.numpy).view(format.scale.code_numpy))
     return [
-        f"enum : bool {{ by_steps = 1, keeps_amax = {steps.code_needs_amax:d}, has_zero = {bool(steps.zero):d} }};",
+        f"enum : bool {{ by_steps = 1, keeps_amax = {steps.code_needs_amax:d}, has_zero = {has_zero:d} }};",
         f"enum : bool {{ divides = {not steps.multiplies:d}, rounds = {rounds:d} }};",
         f"typedef {source.name} source;",
         *_over_power(*_over_s(steps.factor) if of_powers else _OTHER),

@@ -38,6 +38,7 @@ from gpucast.kernel.cast_kernel import SHAPES
 from gpucast.kernel.compiler import Compiler
 from gpucast.kernel.fused_kernel import cast_kernel
 from gpucast.kernel.nvrtc_search import NvrtcCopy
+from gpucast.mixed import fake_cast
 from gpucast.parity.cases import NUMERIC
 
 #: Elements of an array, and of each of those of a list.
@@ -84,6 +85,7 @@ def host() -> dict[str, tuple[Call, Call]]:
         }
     rows |= _more(t, to)
     rows["hadamard"] = (lambda: gpucast.hadamard(x, 16), to)
+    rows |= _of_weights(to)
     for kind, (given, outs) in (("tensors", lists), ("arrays", arrays)):
         one_by_one = partial(_each, given, outs)
         rows[f"{LIST} {kind}, out="] = (partial(many, given, "FLOAT16", out=outs), one_by_one)
@@ -136,6 +138,26 @@ def _more(t: torch.Tensor, to: Call) -> dict[str, tuple[Call, Call]]:
             "JAX, device_put of an array": (partial(jax.device_put, x, there.device), astype),
         }
     return rows
+
+
+def _of_weights(to: Call) -> dict[str, tuple[Call, Call]]:
+    """As a step of training has them."""
+    weight = torch.nn.Parameter(torch.randn(16, SIZE // 16))
+    weights = [torch.nn.Parameter(torch.randn(EACH)) for _ in range(LIST)]
+    detached = [one.detach() for one in weights]
+
+    def without_gradient() -> None:
+        with torch.no_grad():
+            gpucast.quantize(weight, "mxfp8e4m3")
+
+    return {
+        "mxfp8e4m3 of a weight, no_grad": (without_gradient, to),
+        "mxfp8e4m3 there and back, gradient": (lambda: fake_cast(weight, "mxfp8e4m3"), to),
+        f"{LIST} weights, gradient": (
+            lambda: gpucast.cast_many(weights, "FLOAT16"),
+            lambda: [gpucast.cast(one, "FLOAT16") for one in detached],
+        ),
+    }
 
 
 def _each(given: list[Any], outs: list[Any]) -> None:

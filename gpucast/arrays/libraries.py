@@ -143,6 +143,12 @@ class Library(ABC):
 
     # ---- plans ----
 
+    def without_gradients(self, arrays: Sequence[Any], dst: DType | None = None) -> list[Any] | None:
+        """The arrays without their gradients, where some have one and all are no more than that and their numbers.
+        Where the library records gradients, only for casts to a `dst` that has one. Default: None, for a library
+        without gradients of this kind."""
+        return None
+
     def placed(self, arrays: Sequence[Any], writing: bool = False) -> tuple[int | None, list[int]] | None:
         """The device and the addresses of row-major arrays that are no more than their memory there, which plans may
         read, or write too. The device is None for the host, and of no arrays. Default: None, for a library without

@@ -139,12 +139,18 @@ def _cast_arrays(
     given: list[Any], outs: list[Any] | None, names: Names, to: Any, dst: DType, options: Options, finite: Any
 ) -> Sequence[Any]:
     list_plans.check_scale(given, options)
+    is_one_scale = options.scale is None or math.prod(np.shape(options.scale)) == 1
+    library = libraries.find(given[0]) if given and outs is None else None
+    numbers = None if library is None else library.without_gradients(given, dst if is_one_scale else None)
+    if library is not None and numbers is not None:
+        # Plans are for numbers alone.
+        return library.attach(given, [*_cast_arrays(numbers, None, names, to, dst, options, finite)], options.scale)
     results = list_plans.run(given, outs, to, options, finite)
     if results is None and _is_transforming(given):
         results = _one_by_one(given, outs, names, dst, options, finite)
     if results is None:
         batch = calls.of_arrays(given, outs, names, dst, options, finite)
-        if outs is None and dst.is_float and options.scale is not None and math.prod(np.shape(options.scale)) != 1:
+        if outs is None and dst.is_float and not is_one_scale:
             for call in batch:
                 if call.library is not None:
                     call.library.check_constant(call.given, call.caller, _NO_VECTOR)

@@ -148,7 +148,7 @@ def _host_plan(x: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
     """The plan of a call on the host, if there may be one."""
     narrow, scale, amax = narrow_type(to), keywords[7], keywords[8]
     if isinstance(narrow, Format):
-        return _blocks_plan(to, dtype(x.dtype), keywords[3], keywords[-1]) if type(x) is np.ndarray else None
+        return _blocks_plan(to, dtype(x.dtype), keywords[3], keywords[-1]) if type(x) in HOST_KINDS else None
     if type(x) not in HOST_KINDS:
         return None
     rule, scaled = CastRule(dtype(x.dtype), dtype(x.dtype)), scale is not None
@@ -161,7 +161,7 @@ def _host_plan(x: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _blocks_plan(to: Any, src: DType, rounding: Any, axis: Any) -> Any:
-    """Of NumPy's arrays, into a new one: the plans of both calls."""
+    """Into a new array: the plans of both calls."""
 
     def run(x: Any, seed: Any, offset: Any, scale: Any, amax: Any, out: Any) -> Any:
         if out is not None:

@@ -83,6 +83,7 @@ class _BatchCast(torch.autograd.Function):  # type: ignore[misc]  # As above.
 #: That of C++, without the part in Python before it, which is there for the transforms of torch.func.
 _apply: Any = super(torch.autograd.Function, _Cast).apply
 _apply_identity: Any = super(torch.autograd.Function, _Identity).apply
+_apply_batch: Any = super(torch.autograd.Function, _BatchCast).apply
 
 
 def without_forward_mode(caller: str = "") -> Any:
@@ -127,8 +128,9 @@ def attach_all(sources: list[torch.Tensor], results: list[Any], scale: Any, call
     attached = list(results)
     if places and torch.is_grad_enabled():
         for i in places:
-            warn(tensors.dtype_of(results[i], caller), caller)
-        differentiable = _BatchCast.apply([results[i] for i in places], scale, *[sources[i] for i in places])
+            if results[i].dtype.itemsize == 1:
+                warn(tensors.dtype_of(results[i], caller), caller)
+        differentiable = _apply_batch([results[i] for i in places], scale, *[sources[i] for i in places])
         for i, y in zip(places, differentiable, strict=True):
             attached[i] = y
     return attached

@@ -151,6 +151,7 @@ class TorchLibrary(Library):
         return tensors.from_array(x)
 
     placed = staticmethod(tensors.placed)
+    without_gradients = staticmethod(tensors.without_gradients)
 
     def written(self, arrays: Sequence[Any]) -> None:
         tensors.written([x for x in arrays if isinstance(x, torch.Tensor)])

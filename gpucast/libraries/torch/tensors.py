@@ -110,7 +110,18 @@ def has_memory(x: torch.Tensor) -> bool:
     return bool(x.data_ptr() != x.storage_offset() * x.element_size())
 
 
-_requires_grad, _place = attrgetter("requires_grad"), attrgetter("device", "layout")
+def without_gradients(arrays: Sequence[Any], dst: DType | None = None) -> list[torch.Tensor] | None:
+    """See `gpucast.arrays.libraries.Library.without_gradients`."""
+    if not set(map(type, arrays)).issubset(OWN_CLASSES) or torch.compiler.is_compiling() or is_watched():
+        return None
+    if torch.is_grad_enabled() and (dst is None or (dst.is_float and not has_tensors(dst))):
+        return None
+    if not any(map(_requires_grad, arrays)) or any(map(_is_meta, arrays)) or _stand_for_others(arrays):
+        return None
+    return [x.detach() for x in arrays]
+
+
+_requires_grad, _is_meta, _place = attrgetter("requires_grad"), attrgetter("is_meta"), attrgetter("device", "layout")
 
 
 def placed(arrays: Sequence[Any], writing: bool = False) -> tuple[int | None, list[int]] | None:
@@ -124,7 +135,7 @@ def placed(arrays: Sequence[Any], writing: bool = False) -> tuple[int | None, li
         return None
     if any(map(torch.Tensor.is_neg, arrays)) or not all(map(torch.Tensor.is_contiguous, arrays)):
         return None
-    if any(map(_functorch.is_functorch_wrapped_tensor, arrays)) or any(map(_functorch.is_legacy_batchedtensor, arrays)):
+    if _stand_for_others(arrays):
         return None
     # Of memory that was given back the address is not 0.
     at = [x.data_ptr() * has_memory(x) for x in arrays] if any(map(torch.Tensor.storage_offset, arrays)) else None
@@ -201,6 +212,13 @@ def is_plain(x: torch.Tensor) -> bool:
     if type(x) not in OWN_CLASSES or torch.compiler.is_compiling() or is_watched() or x.is_meta:
         return False
     return not (_functorch.is_functorch_wrapped_tensor(x) or _functorch.is_legacy_batchedtensor(x))
+
+
+def _stand_for_others(arrays: Sequence[torch.Tensor]) -> bool:
+    """Whether any of them does, as in `is_plain`."""
+    return any(map(_functorch.is_functorch_wrapped_tensor, arrays)) or any(
+        map(_functorch.is_legacy_batchedtensor, arrays)
+    )
 
 
 def check_pairs(shape: Any, dst: DType, caller: str) -> None:

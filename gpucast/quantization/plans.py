@@ -62,14 +62,14 @@ class Repeats:
 
     def checked(self, checked: Callable[..., Any], x: Any, to: Any, keywords: tuple[Any, ...]) -> Any:
         """The same for a call that has no plan yet."""
+        return libraries.untraced(self._checked, checked, x, to, keywords)
+
+    def _checked(self, checked: Callable[..., Any], x: Any, to: Any, keywords: tuple[Any, ...]) -> Any:
         library = libraries.find(x)
         numbers = None if library is None else library.without_gradients([x])
         if numbers is not None:
             # Plans are for numbers alone; nobody records the call.
             return self.call(checked, numbers[0], to, keywords)
-        return libraries.untraced(self._checked, checked, x, to, keywords)
-
-    def _checked(self, checked: Callable[..., Any], x: Any, to: Any, keywords: tuple[Any, ...]) -> Any:
         if recording.THREAD.recording is not None:
             # Part of another call, whose plan repeats all that is done.
             return checked(x, to, *keywords)

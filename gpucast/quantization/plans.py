@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of the functions that quantize: a call like an earlier one is one of the module, or repeats launches.
 
-On the host they serve the formats that `quantize_on_host.quantizing` describes, with scales in the layout "linear"; an
-earlier result of the checked path says how results look. On devices: `cuda_plans`.
+On the host they serve the formats that `host_calls.quantizing` describes; an earlier result of the checked path says
+how results look. On devices: `cuda_plans`.
 """
 
 from __future__ import annotations

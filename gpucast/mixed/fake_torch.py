@@ -71,7 +71,7 @@ def _values(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Tens
 def _is_row_major(x: torch.Tensor) -> bool:
     """Whether a tensor has the strides of a new one, also along axes of one element."""
     steps = itertools.accumulate(reversed(x.shape[1:]), operator.mul, initial=1)
-    return x.stride() == (*steps,)[::-1]
+    return bool(x.stride() == (*steps,)[::-1])
 
 
 def _fits_op(options: Options, axis: Any) -> bool:

@@ -30,7 +30,7 @@ def test_sides_of_a_group_have_the_same_losses_and_gradients() -> None:
             else:
                 assert torch.equal(first, other)
         for loss in losses[kind]:
-            torch.testing.assert_close(loss, losses[kind][0], rtol=0.02 if kind == "float8 products" else 0, atol=0)
+            torch.testing.assert_close(loss, losses[kind][0], rtol=0.1 if kind == "float8 products" else 0, atol=0)
     assert not torch.equal(found["there and back"][0], found["float8 products"][0])
 
 

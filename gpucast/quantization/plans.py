@@ -69,7 +69,8 @@ class Repeats:
         numbers = None if library is None else library.without_gradients([x])
         if numbers is not None:
             # Plans are for numbers alone; nobody records the call.
-            return self.call(checked, numbers[0], to, keywords)
+            found = self.hit(numbers[0], to, *keywords)
+            return self._checked(checked, numbers[0], to, keywords) if found is None else found
         if recording.THREAD.recording is not None:
             # Part of another call, whose plan repeats all that is done.
             return checked(x, to, *keywords)

@@ -82,8 +82,8 @@ def test_products(name: str, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
         parts = Parts(data.view(format.element.numpy), scales, zeros, whole)
         quick = quantize_on_host.dequantize(parts, format, dtype(to))
         with monkeypatch.context() as patched:
-            products = quantize_on_host._products(format, dtype(to))
+            products = quantize_on_host.products(format, dtype(to))
             products.in_floats = products.to_from_floats = 0
-            patched.setattr(quantize_on_host, "_products", lambda *_, products=products: products)
+            patched.setattr(quantize_on_host, "products", lambda *_, products=products: products)
             slow = quantize_on_host.dequantize(parts, format, dtype(to))
         assert quick.tobytes() == slow.tobytes()

@@ -309,7 +309,8 @@ GPUCAST_INLINE Scale scale_by_steps(float amax, bool is_nan, float u) {
         }
         if constexpr (u32(DType::bits) == 32) scale.code = ptx::bits(found);
         else scale.code = u32(cast_code<Float, DType>(ptx::bits(found), typename F::scale_rule()));
-        if constexpr (F::has_zero) scale.code = scale.code == 0 ? F::zero_code() : scale.code;
+        // Of either sign.
+        if constexpr (F::has_zero) scale.code = (scale.code & ~u32(DType::sign_code)) == 0 ? F::zero_code() : scale.code;
     }
     return scale;
 }

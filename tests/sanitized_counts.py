@@ -66,28 +66,8 @@ def counts() -> None:
             ),
             lambda: refused(MODULE.program, (), ((type(x), y, x, 1, 2), (y, x)), 1, (), q),
         )
-        held = (
-            x,
-            y,
-            q,
-            n,
-            seed,
-            scale,
-            amax,
-            q.data,
-            q.scales,
-            n.scales,
-            packed,
-            packed.data,
-            ends,
-            g,
-            there,
-            end,
-            there_q,
-            np.ndarray,
-            type(there),
-            print,
-        )
+        held: tuple[Any, ...] = (x, y, q, n, seed, scale, amax, q.data, q.scales, n.scales, packed, packed.data, ends)
+        held = (*held, g, there, end, there_q, np.ndarray, type(there), print)
         for number, call in enumerate(calls):
             call()
             call()

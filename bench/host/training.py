@@ -35,7 +35,6 @@ from gpucast.mixed import fake_cast
 #: Rows of x, its columns, and columns between the layers.
 MODELS = ((16, 32, 64), (64, 256, 1024), (256, 1024, 4096))
 _SEED = 2026
-Forward = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def _cast_arrays(
     given: list[Any], outs: list[Any] | None, names: Names, to: Any, dst: DType, options: Options, finite: Any
 ) -> Sequence[Any]:
     list_plans.check_scale(given, options)
-    is_one_scale = options.scale is None or math.prod(np.shape(options.scale)) == 1
+    is_one_scale = _is_one_number(options.scale)
     library = libraries.find(given[0]) if given and outs is None else None
     numbers = None if library is None else library.without_gradients(given, dst if is_one_scale else None)
     if library is not None and numbers is not None:
@@ -163,6 +163,15 @@ def _cast_arrays(
     return results
 
 
+def _is_one_number(scale: Any) -> bool:
+    """Whether a scale is none with one for each array. What is no scale at all is refused by the cast."""
+    try:
+        return math.prod(getattr(scale, "shape", ())) == 1
+    except RuntimeError:
+        # A nested tensor has no shape.
+        return True
+
+
 def _is_transforming(given: list[Any]) -> bool:
     """Tell whether some arrays have no values yet: their library transforms a function, or is lazy."""
     found = ((libraries.find(x), x) for x in given)
@@ -179,7 +188,7 @@ def _one_by_one(
                 f"{options.caller}: {name}= does not work within a transform of torch.func or JAX, nor for lazy "
                 "arrays; call it outside"
             )
-    if options.scale is not None and math.prod(np.shape(options.scale)) != 1:
+    if not _is_one_number(options.scale):
         raise ValueError(
             f"{options.caller}: scale= has one number for each array, which does not work within a transform of "
             "torch.func or JAX, nor for lazy arrays; expected one number"

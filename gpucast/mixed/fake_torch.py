@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from typing import Any
 
 import torch
@@ -55,18 +57,21 @@ def fake_cast(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Te
 
 
 def _values(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Tensor:
+    # Other layouts than numbers in memory have are refused by name.
+    tensors.dtype_of(x, CALLER)
     with torch.no_grad():
-        if type(to) is str and to.lower() in _FORMATS and tensors.is_plain(x) and x.is_contiguous():
+        if type(to) is str and to.lower() in _FORMATS and tensors.is_plain(x) and _is_row_major(x):
             blocks: torch.Tensor = fake_casts.there_and_back(x.detach(), to, options, axis)
             return blocks
-        try:
-            y = torch.empty_like(x)
-        except NotImplementedError:
-            # Of another layout than numbers in memory have.
-            tensors.dtype_of(x, CALLER)
-            raise
+        y = torch.empty_like(x)
         fake_casts.there_and_back(x.detach(), to, options._replace(out=y), axis)
     return y
+
+
+def _is_row_major(x: torch.Tensor) -> bool:
+    """Whether a tensor has the strides of a new one, also along axes of one element."""
+    steps = itertools.accumulate(reversed(x.shape[1:]), operator.mul, initial=1)
+    return bool(x.stride() == (*steps,)[::-1])
 
 
 def _fits_op(options: Options, axis: Any) -> bool:

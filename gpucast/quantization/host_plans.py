@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of the functions that quantize on the host: a call like an earlier one is one of the module, or a few.
 
-They serve the formats that `quantize_on_host.quantizing` describes. An earlier result of the checked path says how
+They serve the formats that `host_calls.quantizing` describes. An earlier result of the checked path says how
 results look.
 """
 
@@ -20,6 +20,7 @@ from gpucast.arrays.overlap import share_memory
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting import plans
 from gpucast.casting.list_plans import HOST_KINDS
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
 from gpucast.quantization import hadamard_on_host, host_calls
@@ -59,6 +60,12 @@ class _Result(NamedTuple):
     scales: tuple[int, ...]
     #: Each part.
     makes: tuple[Made, ...]
+
+    @property
+    def shares_global_scale(self) -> bool:
+        """Whether the global scale is that of the array as it is, and what a call may give. Steps may begin with
+        another number."""
+        return self.format.global_scale and self.format.steps is None and not self.transforms
 
     def attributes(self, src: DType, library: str | None) -> dict[str, Any]:
         """Those of a `Quantized` that are not parts."""
@@ -147,9 +154,9 @@ class _QuantizePlan:
                 parts: list[Any] = [MODULE.new_part(make) for make in one.makes]
             else:
                 parts = [getattr(target, name) for name in _PARTS]
-            if i and one.format.global_scale and scale is amax is None and not (one.transforms or known[0].transforms):
+            if i and one.shares_global_scale and known[0].shares_global_scale and scale is amax is None:
                 # The plain and the transposed result have the same global scale.
-                given = float(results[0][3])
+                given = _exact_float(results[0][3])
             codes = parts[0].data if isinstance(parts[0], PackedArray) else parts[0]
             asked = self.asked_of_new if target is None else self.asked
             if not MODULE.quantize(one.how, asked, x, codes, *parts[1:], given, top, *(random or (None, 0))):
@@ -192,8 +199,14 @@ def number_of(given: Any) -> float | None:
     if type(given) is int and -_WHOLE < given < _WHOLE:
         return float(given)
     if type(given) is np.ndarray and not given.ndim and given.dtype == np.float32:
-        return float(given)
+        return _exact_float(given)
     return None
+
+
+@exact()
+def _exact_float(given: Any) -> float:
+    """A FLOAT, which the caller's modes may flush."""
+    return float(given)
 
 
 @lru_cache(maxsize=1024)

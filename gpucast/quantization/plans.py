@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of the functions that quantize: a call like an earlier one is one of the module, or repeats launches.
 
-On the host they serve the formats that `quantize_on_host.quantizing` describes, with scales in the layout "linear"; an
-earlier result of the checked path says how results look. On devices: `cuda_plans`.
+On the host they serve the formats that `host_calls.quantizing` describes; an earlier result of the checked path says
+how results look. On devices: `cuda_plans`.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class Repeats:
 
     def checked(self, checked: Callable[..., Any], x: Any, to: Any, keywords: tuple[Any, ...]) -> Any:
         """The same for a call that has no plan yet."""
+        return libraries.untraced(self._checked, checked, x, to, keywords)
+
+    def _checked(self, checked: Callable[..., Any], x: Any, to: Any, keywords: tuple[Any, ...]) -> Any:
         library = libraries.find(x)
         numbers = None if library is None else library.without_gradients([x])
         if numbers is not None:
             # Plans are for numbers alone; nobody records the call.
             return self.call(checked, numbers[0], to, keywords)
-        return libraries.untraced(self._checked, checked, x, to, keywords)
-
-    def _checked(self, checked: Callable[..., Any], x: Any, to: Any, keywords: tuple[Any, ...]) -> Any:
         if recording.THREAD.recording is not None:
             # Part of another call, whose plan repeats all that is done.
             return checked(x, to, *keywords)

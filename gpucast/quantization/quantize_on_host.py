@@ -231,7 +231,7 @@ def _scales_by_steps(
             scales = np.where(are_zero, _cast(of(steps.zero), format.scale), scales)
     factor = np.broadcast_to(of(steps.factor, a=a, s=_cast(scales, _FLOAT), u=u), a.shape)
     g = np.float64(of(steps.global_scale, u=u)) if format.global_scale else np.float64(1)
-    return np.array(scales, format.scale.numpy), g, factor, undefined
+    return np.array(scales, format.scale.numpy, order="C"), g, factor, undefined
 
 
 def code_of_zero(format: Format, source: DType) -> int:

@@ -2,11 +2,11 @@
 // The codes of blocks of finite numbers, from the quotients and products of FLOAT, and what these leave.
 namespace gpucast {
 
-// The code of a quotient's magnitude, with the sign of `x`. No quotient is NaN.
+// The code of a quotient. None is NaN.
 template <typename Element, typename Rule>
-GPUCAST_INLINE u8 quotient_code(float x, u32 magnitude) {
-    const u32 code = small_magnitude<Element, false>(ptx::as_float(magnitude), Rule());
-    return u8(signed_lanes<FLOAT, Element, 1>({code}, {ptx::bits(x)}));
+GPUCAST_INLINE u8 quotient_code(u32 q) {
+    const u32 code = small_magnitude<Element, false>(ptx::as_float(q), Rule());
+    return u8(signed_lanes<FLOAT, Element, 1>({code}, {q}));
 }
 
 // The codes of an integer format, and the bits of one. `products`: numbers are multiplied; `in_float`: by FLOAT's own
@@ -61,7 +61,7 @@ struct Middles {
     static_assert(int(Element::mantissa_bits) <= 4, "the upper half of a FLOAT has numbers between these");
 };
 
-// How quotients come from numbers and what their blocks have: a FLOAT that divides or multiplies.
+// How quotients come from numbers and what their blocks have: a FLOAT that divides or multiplies, of any sign.
 template <bool multiplies>
 struct ByFloat {
     typedef float OfBlock;
@@ -69,8 +69,8 @@ struct ByFloat {
     ByFloat(const float* own, u64) : factors(own) {}
     GPUCAST_INLINE float operator[](u64 i) const { return factors[i]; }
     template <typename Element>
-    static GPUCAST_INLINE u32 magnitude(float x, float by) {
-        return ptx::bits(multiplies ? ptx::abs(x) * by : ptx::abs(x) / by);
+    static GPUCAST_INLINE u32 quotient(float x, float by) {
+        return ptx::bits(multiplies ? x * by : x / by);
     }
     const float* const factors;
 };
@@ -84,11 +84,11 @@ struct ByReciprocal : Reciprocals {
         for (u64 i = 0; i < n; ++i) take(i, own[i]);
     }
     template <typename Element>
-    static GPUCAST_INLINE u32 magnitude(float x, const One& by) {
+    static GPUCAST_INLINE u32 quotient(float x, const One& by) {
         const float a = ptx::abs(x) * by.power;
         const u32 middle = (ptx::bits(a * by.reciprocal) + Middles<Element>::unit / 2) & ~u32(Middles<Element>::last);
         const float rest = rest_of_quotient(a, ptx::as_float(middle), by);
-        return middle + u32(rest > 0) - u32(rest < 0);
+        return (middle + u32(rest > 0) - u32(rest < 0)) | (ptx::bits(x) & 0x80000000);
     }
 };
 
@@ -220,7 +220,7 @@ struct Codes<Element, Rule, true> {
     BytePairs table[2];
 };
 
-// The same as `magnitude` of ByFloat and ByReciprocal, with signs: the upper halves of FLOATs on the same side of all midpoints as
+// The same as `quotient` of ByFloat and ByReciprocal: the upper halves of FLOATs on the same side of all midpoints as
 // the quotients.
 template <typename Src, Factors factors, bool multiplies>
 struct ByFloats {
@@ -333,8 +333,8 @@ struct Quotient {
         const auto one = by[first];
         if (rounds(more)) {
             for (u64 i = 0; i < n; ++i) {
-                const float x = number<Src>(src[i]), q = ptx::as_float(by.template magnitude<Element>(x, is_each ? by[first + i] : one));
-                dst[i] = quotient_code<Element, Rule>(x, ptx::bits(rounded<Src>(q)));
+                const float q = ptx::as_float(by.template quotient<Element>(number<Src>(src[i]), is_each ? by[first + i] : one));
+                dst[i] = quotient_code<Element, Rule>(ptx::bits(rounded<Src>(q)));
             }
             return;
         }
@@ -347,8 +347,7 @@ struct Quotient {
         }
 #endif
         for (u64 i = 0; i < n; ++i) {
-            const float x = number<Src>(src[i]);
-            dst[i] = quotient_code<Element, Rule>(x, by.template magnitude<Element>(x, is_each ? by[first + i] : one));
+            dst[i] = quotient_code<Element, Rule>(by.template quotient<Element>(number<Src>(src[i]), is_each ? by[first + i] : one));
         }
     }
 };

@@ -39,7 +39,7 @@ MOST = {
     "a number as scale=": (15, 4),
     "hadamard": (9, 5),
     "of a weight, no_grad": (12, 6),
-    "there and back, gradient": (21, 10),
+    "there and back, gradient": (22, 9),
     "weights, gradient": (160, 9),
     "gradient": (13, 7),
     "tensors, out=": (3, 2),

@@ -16,9 +16,12 @@ def test_sides_of_a_group_have_the_same_losses_and_gradients() -> None:
     linear = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32))
     x = torch.randn(16, 32)
     found: dict[str, list[torch.Tensor]] = {}
+    losses: dict[str, list[torch.Tensor]] = {}
     for kind, _, module in training._modules(linear):
-        module(x).square().mean().backward()
+        loss = module(x).square().mean()
+        loss.backward()
         found.setdefault(kind, []).append(module[0].weight.grad)
+        losses.setdefault(kind, []).append(loss.detach())
     assert {kind: len(sides) >= 2 for kind, sides in found.items()} == dict.fromkeys(found, True)
     for kind, (first, *others) in found.items():
         for other in others:
@@ -26,6 +29,8 @@ def test_sides_of_a_group_have_the_same_losses_and_gradients() -> None:
                 assert torch.nn.functional.cosine_similarity(first.flatten(), other.flatten(), dim=0) > 0.99
             else:
                 assert torch.equal(first, other)
+        for loss in losses[kind]:
+            torch.testing.assert_close(loss, losses[kind][0], rtol=0.1 if kind == "float8 products" else 0, atol=0)
     assert not torch.equal(found["there and back"][0], found["float8 products"][0])
 
 

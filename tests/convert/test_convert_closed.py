@@ -233,9 +233,10 @@ def test_a_part_of_codes_alone_is_no_weight(capsys: pytest.CaptureFixture[str]) 
     model(F8 | {"norm.weight": SIX}, quantization_config=BLOCKS)
     for options in ([], ["--rule", "l.*=keep"]):
         said = failure(capsys, "in", "out", "--to", "BFLOAT16", "--as-weights", "*_inv", *options)
-        assert (
-            "--as-weights is for 'l.weight_scale_inv', a part of 'l.weight', whose numbers need it; name 'l.w" in said
-        )
+        assert "--as-weights is for 'l.weight_scale_inv', a part of 'l.weight', whose numbers need it; name " in said
+    # What the message says is done.
+    assert convert("in", "left", "--to", "BFLOAT16", "--as-weights", "*_inv", "--exclude", "l.*") == 0
+    assert files.load("left/model.safetensors")["l.weight_scale_inv"].dtype == np.float32
     assert convert("in", "out", "--to", "BFLOAT16", "--as-weights", "*_inv", "--as-weights", "l.weight") == 0
     assert files.load("out/model.safetensors")["l.weight_scale_inv"].dtype == ml_dtypes.bfloat16
 

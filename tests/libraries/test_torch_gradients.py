@@ -322,3 +322,16 @@ def test_a_transform_that_differentiates_warns(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(errors, "_is_said", False)
     with pytest.warns(NarrowGradientWarning, match="arrives in FLOAT8E4M3FN"):
         torch.func.grad(lambda x: gpucast.cast(x, "FLOAT8E4M3FN").float().sum())(torch.ones(4))
+
+
+@pytest.mark.parametrize("scale", [None, 2.0, torch.tensor(2.0)], ids=str)
+def test_batches_of_gradients(scale: Any) -> None:
+    """``torch.autograd.functional.jacobian(vectorize=True)``, and `grad` with ``is_grads_batched``."""
+    x = torch.tensor([[0.5, 3.0]])
+    calls: tuple[Any, ...] = (
+        lambda x: gpucast.cast(x, "FLOAT16", scale=scale),
+        lambda x: gpucast.cast_many([x], "FLOAT16", scale=scale)[0],
+    )
+    for call in calls:
+        found = torch.autograd.functional.jacobian(lambda x, call=call: call(x).float(), x, vectorize=True)
+        assert torch.equal(found.reshape(2, 2), torch.eye(2) * (1 if scale is None else 2))

@@ -97,7 +97,6 @@ def test_a_packed_out_is_checked_before_anything_is_written() -> None:
 def test_errors_of_an_out_name_the_function_that_was_called() -> None:
     with pytest.raises(ValueError, match="^cast_like: out has shape"):
         gpucast.cast_like(torch.zeros(8), np.ones(3, "f2"), out=np.zeros(3, "f2"))
-    # An operator has no word for its caller, so that tensors that nothing watches are cast without one.
     for out, match in (
         (torch.empty(4, dtype=torch.float16), r"has shape \(4,\)"),
         (torch.empty(3), "has dtype float32"),

@@ -16,9 +16,12 @@ from gpucast.mixed import fake_cast
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from bench.entered import entered  # noqa: E402
+from gpucast.libraries.torch import tensors  # noqa: E402
 
 pytestmark = pytest.mark.peers
-needs_plans = pytest.mark.skipif(MODULE is None, reason="without the extension module there are no plans")
+needs_plans = pytest.mark.skipif(
+    MODULE is None or not tensors.VIEW, reason="plans of tensors need the extension module and PyTorch 2.13"
+)
 
 ENDS = torch.tensor([7, 32], dtype=torch.int32)
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -115,6 +118,42 @@ def test_what_has_no_gradient_is_refused_in_lists_before_amax_is_written() -> No
             gpucast.cast_many([x, x], "FLOAT16", amax=amax, scale=torch.ones(2))
         assert amax == 0
         gpucast.cast_many([x.detach(), x.detach()], "FLOAT16")
+
+
+def test_a_scale_of_a_list_that_changes_before_the_backward_pass() -> None:
+    for call in (lambda x, scale: gpucast.cast(x, "FLOAT16", scale=scale), _first_of_list):
+        x, scale = weight(), np.full((), 2, np.float32)
+        y = call(x, scale)
+        scale[...] = 100
+        y.float().sum().backward()
+        assert (x.grad == 2).all()
+
+
+def _first_of_list(x: Any, scale: Any) -> Any:
+    return gpucast.cast_many([x], "FLOAT16", scale=scale)[0]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("x", [torch.ones(3), torch.ones(3, requires_grad=True)], ids=["numbers", "weight"])
+def test_what_is_no_scale_is_refused_by_name(x: Any) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    for scale, said in (
+        ([[1.0], [2.0, 3.0]], r"scale=\[\[1.0\], \[2.0, 3.0\]\] must be a number or an array"),
+        (nested, "scale: x has the layout nested"),
+    ):
+        with pytest.raises(TypeError, match=f"^cast_many: {said}"):
+            gpucast.cast_many([x, x], "FLOAT16", scale=scale)
+
+
+def test_strides_of_what_comes_back_from_blocks() -> None:
+    """Along axes of one element a tensor in the order of channels differs from a new one in its strides alone."""
+    ordered = torch.randn(4, 1, 8, 32).to(memory_format=torch.channels_last)
+    assert ordered.is_contiguous()
+    for x in (ordered, torch.randn(1, 32), torch.randn(2, 0, 32), torch.randn(4, 2, 8, 32)):
+        for _ in range(2):
+            y = fake_cast(x, "mxfp8e4m3")
+            assert y.stride() == x.stride()
+            assert torch.equal(y, gpucast.quantize(x, "mxfp8e4m3").dequantize())
 
 
 def test_there_and_back_by_blocks() -> None:

@@ -263,3 +263,15 @@ def test_a_plan_made_under_foreign_modes_keeps_nothing_of_them(modes: processor_
             found = call()
         assert found.tobytes() == wanted == call().tobytes(), name
     plans.forget()
+
+
+@processor_modes.needed
+def test_a_small_magnitude_in_an_array_is_read_under_no_foreign_modes() -> None:
+    """This recipe tells it from zero."""
+    x, usual, small = (np.float32(one) for one in (np.linspace(-3, 3, 64), 3.0, 1e-40))
+    wanted = gpucast.quantize(x, "te-nvfp4", amax=np.array(small))
+    gpucast.quantize(x, "te-nvfp4", amax=np.array(usual))
+    with processor_modes.under(processor_modes.Modes(ftz=True, daz=True)):
+        found = gpucast.quantize(x, "te-nvfp4", amax=np.array(small))
+    assert found.global_scale.tobytes() == wanted.global_scale.tobytes()
+    assert found.scales.tobytes() == wanted.scales.tobytes()

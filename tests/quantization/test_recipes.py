@@ -19,6 +19,7 @@ from gpucast.cli.main import main
 from gpucast.core.dtypes import dtype
 from gpucast.quantization import RECIPES, Format, Quantized, Steps, exact_quantize
 from gpucast.quantization.cuda.step_source import step_functions
+from quantization_cases import compare
 from tests import host_driver
 
 MODELS = models()
@@ -250,3 +251,27 @@ def test_scales_without_a_zero_take_no_formula_for_it() -> None:
         assert f"has_zero = {replaces} }};" in step_functions(format, dtype("FLOAT"))[0]
         x = np.zeros((1, 32), np.float32)
         assert gpucast.quantize(x, format).scales.astype(np.float32) == (1 if replaces else 2.0**-127)
+
+
+def test_a_zero_of_either_sign_is_replaced() -> None:
+    """On the host and on devices: a formula of negative numbers gives -0, and so does one that is too small."""
+    x = np.linspace(-3, 3, 128, dtype=np.float32).reshape(4, 32)
+    x[1], x[2] = 0, x[2] * np.float32(1e-12)
+    for scale in ("FLOAT", "FLOAT8E4M3FN"):
+        steps = Steps("-a / 6", "x / s", zero="1")
+        format = Format(f"{scale} below zero", "FLOAT8E4M3FN", scale, (32,), "amax", steps=steps)  # type: ignore[arg-type]
+        expected = exact_quantize.quantize(x, format)
+        assert expected.scales.astype(np.float32)[1, 0] == 1
+        compare(gpucast.quantize(x, format), expected, scale)
+        with host_driver.installed(host_driver.HostDriver()):
+            compare(gpucast.quantize(x, format, device="cuda"), expected, scale)
+
+
+def test_given_scales_that_stand_for_several_rows_lie_in_their_order() -> None:
+    """The result is an `out` for the next call."""
+    x, scale = np.linspace(-3, 3, 256, dtype=np.float32).reshape(4, 64), np.array([0.5, 0.25], np.float32)
+    steps = Steps("a / 448", "x / s")
+    format = Format("mine", "FLOAT8E4M3FN", "FLOAT", (32,), "amax", steps=steps)  # type: ignore[arg-type]
+    out = gpucast.quantize(x, format, scale=scale)
+    assert gpucast.quantize(x, format, scale=scale, out=out) is out
+    compare(out, exact_quantize.quantize(x, format, scale=scale))

@@ -215,6 +215,41 @@ def test_recipes(name: str) -> None:
         assert has_loop or (source.name != "FLOAT" and format.steps.multiplies and format.steps.rounds_codes)
 
 
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.format.global_scale])
+def test_recipes_both_ways(name: str) -> None:
+    """Each result begins with a number of its own, which is not the global scale that another one has."""
+    format = RECIPES[name].format
+    x = (RNG.standard_normal((64, 48)) * 3).astype(np.float32)
+    expected = [exact_quantize.quantize(one, format) for one in (x, np.ascontiguousarray(x.T))]
+    out = None
+    for _ in range(3):
+        both = gpucast.quantize(x, name, transpose="both")
+        out = gpucast.quantize(x, name, transpose="both", out=out)
+        for results in (both, out):
+            for q, parts in zip(results, expected, strict=True):
+                compare(q, parts, name)
+
+
+@pytest.mark.parametrize(
+    ("scale", "code"), [("-a / 448", "x / s"), ("a / 448", "x * (-1 / s)"), ("-a / 9", "T(x / s)")]
+)
+@pytest.mark.parametrize("element", ["FLOAT8E4M3FN", "FLOAT4E2M1", "FLOAT6E3M2", "INT8"])
+def test_formulas_of_negative_numbers(element: str, scale: str, code: str) -> None:
+    """In blocks of every kind of loop."""
+    steps: Any = Steps(scale, code, zero="1")
+    blocks: list[Any] = [(16,), (24,), (32,), (48,), (16, 16), "tensor"]
+    for block in blocks:
+        name = f"{element} {scale} {code} {block}"
+        format = Format(name, dtype(element), dtype("FLOAT"), block, "amax", steps=steps)
+        for source in SOURCES:
+            x = RNG.standard_normal((32, 48)).astype(dtype(source).numpy)
+            x[3], x[4] = 0, -0.0
+            for axis in (0, 1):
+                expected = exact_quantize.quantize(x, format, axis=axis)
+                for _ in range(2):
+                    compare(gpucast.quantize(x, format, axis=axis), expected, (format, source, axis))
+
+
 @pytest.mark.parametrize(
     ("scale", "code"),
     [

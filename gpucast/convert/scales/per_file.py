@@ -59,10 +59,11 @@ def scales_by_file(
     for tensor in every:
         path = tensor.paths[tensor.name]
         numbers = _numbers(tensor)
-        cast = is_cast(numbers) and not any(matches((*choice.exclude, *choice.keep), name) for name in tensor.paths)
+        left = {name for name in tensor.paths if matches((*choice.exclude, *choice.keep), name)}
+        cast = is_cast(numbers) and not left
         for name, where in tensor.paths.items():
             of = f"a part of {numbers.name!r}, whose numbers need it"
-            if matches(choice.as_weights, name):
+            if name not in left and matches(choice.as_weights, name):
                 raise FileError(
                     f"{where}: --as-weights is for {name!r}, {of}; name {tensor.name!r}, too, or leave all parts as "
                     "they are with --exclude"
@@ -72,7 +73,7 @@ def scales_by_file(
                     f"{where}: --drop is for {name!r}, {of}; leave it out of the pattern, or keep all parts with "
                     "--exclude"
                 )
-            named = None if matches((*choice.exclude, *choice.keep), name) else choice.naming(name, [numbers.name])
+            named = None if name in left else choice.naming(name, [numbers.name])
             if named is not None:
                 raise FileError(
                     f"{where}: {named} names {name!r}, {of}, and not the weight itself; name {numbers.name!r}, keep "

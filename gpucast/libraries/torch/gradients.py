@@ -61,10 +61,11 @@ class _BatchCast(torch.autograd.Function):  # type: ignore[misc]  # As above.
 
     @staticmethod
     def forward(ctx: Any, results: list[torch.Tensor], scale: Any, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.kinds, ctx.scale = [x.dtype for x in sources], None if isinstance(scale, torch.Tensor) else scale
-        if ctx.scale is not scale:
+        ctx.kinds, ctx.scale = [x.dtype for x in sources], scale
+        if isinstance(scale, torch.Tensor):
             # Saved, so that the backward pass fails if it was changed in the meantime.
             ctx.save_for_backward(scale)
+            ctx.scale = None
         ctx.set_materialize_grads(False)
         return tuple(results)
 
@@ -110,9 +111,13 @@ def attach(x: torch.Tensor, y: torch.Tensor, scale: Any = None, caller: str = "c
     """`y`, the cast of `x` times `scale`, as a function of it."""
     if y.dtype.itemsize == 1:
         warn(tensors.dtype_of(y, caller), caller)
-    # An array of NumPy may be changed before the backward pass, as that of delayed scales is.
-    result: torch.Tensor = _apply(x, [y], scale.copy() if isinstance(scale, np.ndarray) else scale)
+    result: torch.Tensor = _apply(x, [y], _lasting(scale))
     return result
+
+
+def _lasting(scale: Any) -> Any:
+    """A scale for the backward pass, before which an array of NumPy may be changed, as that of delayed scales is."""
+    return scale.copy() if isinstance(scale, np.ndarray) else scale
 
 
 def attach_all(sources: list[torch.Tensor], results: list[Any], scale: Any, caller: str = "cast_many") -> list[Any]:
@@ -130,7 +135,7 @@ def attach_all(sources: list[torch.Tensor], results: list[Any], scale: Any, call
         for i in places:
             if results[i].dtype.itemsize == 1:
                 warn(tensors.dtype_of(results[i], caller), caller)
-        differentiable = _apply_batch([results[i] for i in places], scale, *[sources[i] for i in places])
+        differentiable = _apply_batch([results[i] for i in places], _lasting(scale), *[sources[i] for i in places])
         for i, y in zip(places, differentiable, strict=True):
             attached[i] = y
     return attached

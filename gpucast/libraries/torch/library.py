@@ -178,7 +178,7 @@ class TorchLibrary(Library):
         return None if index is None else Lent(index, tensors.stream(index))
 
     def is_transforming(self, x: torch.Tensor) -> bool:
-        return tensors.transformed()
+        return tensors.transformed() or tensors.is_batched(x)
 
     def empty_like(self, x: torch.Tensor, dst: DType, caller: str) -> tuple[Any, Any]:
         shape = tensors.shape_of(x)

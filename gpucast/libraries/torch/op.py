@@ -103,14 +103,14 @@ def fused_cast(
     """
     if isinstance(options.scale, torch.Tensor):
         tensors.check_scale(options.scale, options.caller)
-    elif options.scale is not None and (tensors.transformed() or _is_traced(options)):
+    elif options.scale is not None and (tensors.transformed() or _is_traced(x, options)):
         # Within a transform the scale has to be a plain number. The op takes any: it multiplies by negative ones of
         # layers.
         device = x.device.index if x.is_cuda else None
         options = options._replace(scale=resolve_scale(options.scale, device, options.caller))
     seed, offset = (None, 0) if random is None else (_signed(random.seed), _signed(random.offset))
     arguments = (dst.name, *(attributes or tensors.DEFAULTS.values()), seed, offset)
-    if slope is not None or _is_traced(options):
+    if slope is not None or _is_traced(x, options):
         return _cast_traced(x, dst, arguments, options, target, slope)
     keywords = _keywords(arguments) | {"scale": options.scale, "amax": options.amax}
     return _cast_eagerly(x, dst, keywords, options, target)
@@ -133,9 +133,9 @@ def _keywords(arguments: tuple[Any, ...]) -> dict[str, Any]:
     return tensors.named(tuple(attributes)) | {"seed": seed and seed % _SIZE, "offset": offset % _SIZE}
 
 
-def _is_traced(options: Options) -> bool:
+def _is_traced(x: torch.Tensor, options: Options) -> bool:
     """Whether to cast by an op: within torch.compile or a transform, if all that is given are tensors or numbers."""
-    if not (torch.compiler.is_compiling() or tensors.transformed()):
+    if not (torch.compiler.is_compiling() or tensors.transformed() or tensors.is_batched(x)):
         return False
     return (
         (options.scale is None or type(options.scale) in (float, int) or isinstance(options.scale, torch.Tensor))

@@ -214,6 +214,11 @@ def is_plain(x: torch.Tensor) -> bool:
     return not (_functorch.is_functorch_wrapped_tensor(x) or _functorch.is_legacy_batchedtensor(x))
 
 
+def is_batched(x: torch.Tensor) -> bool:
+    """Whether a tensor is a batch of gradients (``torch.autograd.grad(is_grads_batched=True)``), without memory."""
+    return bool(_functorch.is_legacy_batchedtensor(x))
+
+
 def _stand_for_others(arrays: Sequence[torch.Tensor]) -> bool:
     """Whether any of them does, as in `is_plain`."""
     return any(map(_functorch.is_functorch_wrapped_tensor, arrays)) or any(

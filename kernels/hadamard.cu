@@ -325,13 +325,18 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, i64 n, const Hadamard
         using namespace gpucast;                                                                                       \
         __VA_ARGS__;                                                                                                   \
     }
+// Blocks that stay: from sm_80 on, which has copies to shared memory.
 #define GPUCAST_HADAMARD_IN_TURN(NAME, SRC, THREADS, RESIDENT, ...)                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                                    \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8*, gpucast::i64 n,                                       \
              const __grid_constant__ gpucast::HadamardArguments given) {                                               \
         using namespace gpucast;                                                                                       \
-        __shared__ PartStage<part_size * SRC::bits / 8, THREADS> stage;                                                \
-        quantize_fragments_in_turn<__VA_ARGS__, THREADS>(src, n, given, stage);                                        \
+        if constexpr (GPUCAST_ARCH < 800) {                                                                            \
+            quantize_fragments<__VA_ARGS__, THREADS>(src, n, given);                                                   \
+        } else {                                                                                                       \
+            __shared__ PartStage<part_size * SRC::bits / 8, THREADS> stage;                                            \
+            quantize_fragments_in_turn<__VA_ARGS__, THREADS>(src, n, given, stage);                                    \
+        }                                                                                                              \
     }
 #define GPUCAST_HADAMARD_TRANSFORM(NAME, ...)                                                                          \
     extern "C" __global__ void __launch_bounds__(gpucast::part_threads)                                                \

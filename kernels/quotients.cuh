@@ -74,9 +74,9 @@ GPUCAST_INLINE void round_both(float& p, float& q) {
 // all seven m are 1, 1.25, 1.5 and 1.75.
 //
 // The product below x / d, by r0 less 2 ULPs, can mostly tell alone that no midpoint m of FLOAT4E2M1 is above it and not above
-// x / d. It is
-// more than (1 - 3 * 2^-23) x / d, so that such an m is at most 6 of its ULPs above it; of m as a FLOAT all but the first
-// two bits of the mantissa are zero. So the low half of a product below m is 0xfffa or more.
+// x / d. It is more than (1 - 3.1 * 2^-23) x / d, so that such an m, a whole number of its ULPs above it, is at most 6 of
+// them above it; of m as a FLOAT all but the first two bits of the mantissa are zero. So the low half of a product below m
+// is 0xfffa or more.
 //
 // The same for numbers that are y * f rounded, with a FLOAT f below 1, by the product of y and r, which is f times r0 less 5
 // ULPs, rounded. Then r is below (1 - 3.4 * 2^-24) f / d and above (1 - 6.1 * 2^-23) f / d; with the rounding of the product

@@ -95,11 +95,13 @@ struct TileKernel : TilePlace<G> {
     }
     // What is prepared of a scale for the elements of its block, whose statistics these are.
     GPUCAST_INLINE float prepared(const Scale& own, const Stats& stats) const {
-        float r;
-        if constexpr (!Memory::prepares) return 0;
-        else if constexpr (Memory::tabled) r = shared.table[own.code];
-        else r = Quotients(own, global.scale).prepared();
-        return Quotients::limited(r, ptx::as_float(u32(stats.high)));
+        if constexpr (!Memory::prepares) {
+            return 0;
+        } else {
+            const float amax = ptx::as_float(u32(stats.high));
+            if constexpr (Memory::tabled) return Quotients::limited(shared.table[own.code], amax);
+            else return Quotients::limited(Quotients(own, global.scale).prepared(), amax);
+        }
     }
     GPUCAST_INLINE void store(const TileResult& result, i64 i, const ScalePlace& place, const Scale& scale) const {
         if (G::whole_columns || (G::given && !scale.is_nan)) return;
@@ -163,7 +165,7 @@ struct TileKernel : TilePlace<G> {
     template <u32 Count, u32 Fast, typename Scales, typename Run_>
     GPUCAST_INLINE void scales_of_runs(const TileResult& result, Scales& kept, i64 first, i64 apart, const Run_& run) const {
         const u32 threads = Shape::threads, turns = (Count + threads - 1) / threads;
-        static_assert(threads % Fast == 0 || Fast % threads == 0 || Count <= threads, "one of the two stays from turn to turn");
+        static_assert(threads % Fast == 0 || Fast % threads == 0, "one of the two stays from turn to turn");
         const u32 slow = threads % Fast == 0 ? threadIdx.x / Fast : 0, fast = threads % Fast == 0 ? threadIdx.x % Fast : threadIdx.x;
         const i64 begin = first + slow * apart + fast;
         RunOfTile runs[turns];
@@ -340,9 +342,8 @@ struct TileKernel : TilePlace<G> {
         for (u32 i = 0; i < lines; ++i) {
             const auto element = [&](u32 j) { return get<Src::bits, Word>(patch.row[by_columns ? j : i], by_columns ? i : j); };
             Tile<length * DType::bits / 8> out = {};
-            const float r = factor[i];
-            sum = ptx::add_rn(sum, r);
-            Quotients::template by_factor<true>(element, r, out, beyond, differ);
+            sum = ptx::add_rn(sum, factor[i]);
+            Quotients::template by_factor<true>(element, factor[i], out, beyond, differ);
             spread<length>(out, words);
             store_words(at(i), words);
         }
@@ -354,8 +355,8 @@ struct TileKernel : TilePlace<G> {
         bool done = true;
 #pragma unroll 1
         for (u32 i = 0; i < lines; ++i) {
-            const float r = prepared_at<run>(row_of(i), column_of(i));
-            if (r == r && differ == 0 && is_finite(patch.row[0], finite, i)) continue;
+            const float own = prepared_at<run>(row_of(i), column_of(i));
+            if (own == own && differ == 0 && is_finite(patch.row[0], finite, i)) continue;
             Tile<length * bytes> in = {};
 #pragma unroll
             for (u32 j = 0; j < length; ++j) {

@@ -166,10 +166,10 @@ struct TileMemory : TileStage<G, TileShape<G>::stays> {
         direct = !Shape::square && !Shape::everywhere && G::same() != Run::down && G::swapped() != Run::along,
         packed = direct && F::element::bits == 4 && G::rows % 8 == 0 && G::columns % 8 == 0,
         prepares = direct && !G::whole_columns && is_prepared<F, V>(),
-        tabled = prepares && F::scale::bits == 8
+        tabled = prepares && F::scale::bits == 8 && !G::given
     };
-    // No scale of a block is negative; given ones may be.
-    enum : u32 { table_size = !tabled ? 1 : G::given ? 256 : F::scale::sign_code == 0 ? 256 : 128 };
+    // No scale is negative.
+    enum : u32 { table_size = !tabled ? 1 : F::scale::sign_code == 0 ? 256 : 128 };
     enum : u32 { code_bits = packed ? 4 : 8 };
     template <u32 Count>
     struct Scales {

@@ -242,6 +242,10 @@ def _tiles_that_follow() -> Iterator[DeviceCall]:
         src, shape = ("FLOAT16", others[number % 4 // 2]) if odd else ("BFLOAT16", whole)
         some = numbers[: math.prod(shape)].reshape(shape)
         yield _quantizing("quantize", src, format, more, numbers=some, what=f"{shape}")
+    # Several matrices from one tile of a block to the next.
+    few = numbers[: 7 * 72 * 40].reshape(7, 72, 40)
+    for format in ("mxfp8e4m3", "nvfp4"):
+        yield _quantizing("quantize", "BFLOAT16", format, {"transpose": "both"}, numbers=few, what="small matrices")
 
 
 def _back(place: Place, q: Quantized, to: str, length: int | None = None) -> Any:
@@ -307,6 +311,10 @@ def _hadamard_calls() -> Iterator[DeviceCall]:
     yield _quantizing("hadamard", "BFLOAT16", "nvfp4", {"transpose": "both", "hadamard": (None, 16)})
     yield _quantizing("hadamard", "FLOAT", "mxfp8e4m3", {"hadamard": 32, "axis": 0})
     yield _quantizing("hadamard", "BFLOAT16", "nvfp4", {"hadamard": 16, "scale_layout": "128x4"})
+    # More parts of a thread than are on their way at a time, the last ones of some threads alone.
+    long = np.tile(X, (5, 1))[: -ROWS + 2]
+    for src, format, length in (("BFLOAT16", "nvfp4", 16), ("FLOAT16", "mxfp8e4m3", 128)):
+        yield _quantizing("hadamard", src, format, {"hadamard": length, "seed": 2}, numbers=long, what="many parts")
 
 
 def _four_over_six_calls() -> Iterator[DeviceCall]:

@@ -18,12 +18,15 @@ from bench import cubin
 from built_kernels import cubins
 from fused_cases import SOURCES
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import Options, resolve
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, Kind, batch_kernel, sorted_kinds
 from gpucast.kernel.fused_kernel import FusedOps, cast_kernel
 from gpucast.kernel.kernel import Kernel, program
 from gpucast.mixed.cuda.kernels import ADJUST, RESCALE, select_kernel
 from gpucast.parity.cases import NUMERIC, rules
+from gpucast.quantization.cuda.hadamard_source import hadamard_kernel
+from gpucast.quantization.cuda.tile_source import tile_kernel
+from gpucast.quantization.formats import FORMATS
 from nvrtc_wheels import INSTALLED, load
 
 #: What `Compiler.architecture` gives for the devices that casts are made for, and the plain forms of the variants.
@@ -66,7 +69,7 @@ def compiled(major: int, sources: Sequence[Kernel], arch: str) -> dict[str, cubi
 
 
 def others() -> Iterator[Kernel]:
-    """Kernels of fused casts, of many casts, and of mixed precision."""
+    """Kernels of fused casts, of many casts, of mixed precision, and of quantization where blocks stay."""
     yield from SOURCES[::9]
     for names, to, ops in (
         (("FLOAT8E4M3FN", "INT4", "FLOAT"), "FLOAT16", FusedOps()),
@@ -80,6 +83,10 @@ def others() -> Iterator[Kernel]:
     yield ADJUST
     yield RESCALE
     yield select_kernel(ARGUMENT_BYTES[0]).kernel
+    format = FORMATS["nvfp4"]
+    rule = CastRule(dtype("BFLOAT16"), format.element)
+    yield hadamard_kernel(rule, "rows", 16, format)
+    yield tile_kernel(rule, format, 16, "along", "down")
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100a"])

@@ -22,7 +22,7 @@ WINDOW = 1 << 32
 #: Where shared memory begins, so that 0 is no address of it.
 SHARED = 0x400
 #: In place of the number of a thread.
-_NOBODY, _SEVERAL, _COPY = -1, -2, -3
+_NOBODY, _SEVERAL = -1, -2
 #: In place of a byte that nobody has written.
 _POISON = 0xA7
 
@@ -68,7 +68,7 @@ class Shared(Bytes):
     """The shared memory of one block. Two threads that touch a byte between two barriers, one of which writes, race.
 
     What a thread has copied while it goes on (``cp.async``) is there when it has waited: before that nobody may read or
-    write it. A copy is ordered with no access before it, also of its own thread, but by a barrier.
+    write it. A copy is ordered behind what its own thread did before (PTX ISA 8.9.1.1), but not behind other threads.
     """
 
     def __init__(self, size: int) -> None:
@@ -85,10 +85,9 @@ class Shared(Bytes):
     def begin_copy(self, threads: NDArray, address: NDArray, data: NDArray) -> None:
         """Copies that threads begin; `data` is a row of bytes for each."""
         places, me = self.places(address, data.shape[1]), threads[:, None]
-        nobody = np.full_like(me, _COPY)
         self._check_copies(places)
-        self._check(self.writer[places], nobody, "writes what a copy writes", threads)
-        self._check(self.reader[places], nobody, "reads what a copy writes", threads)
+        self._check(self.writer[places], me, "copies to what another thread writes")
+        self._check(self.reader[places], me, "copies to what another thread reads")
         self.copier[places] = me
         if (self.copier[places] != me).any():
             raise Fault("two copies to one place of shared memory")
@@ -141,10 +140,10 @@ class Shared(Bytes):
         self.store(address, data, np.zeros_like(threads))
 
     @staticmethod
-    def _check(by: NDArray, me: NDArray, what: str, threads: NDArray | None = None) -> None:
+    def _check(by: NDArray, me: NDArray, what: str) -> None:
         race = (by != _NOBODY) & (by != me)
         if race.any():
-            thread = (me[:, 0] if threads is None else threads)[race.any(1).argmax()]
+            thread = me[race.any(1).argmax(), 0]
             raise Fault(f"a race on shared memory: thread {int(thread)} {what} without a barrier")
 
 

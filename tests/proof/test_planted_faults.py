@@ -83,7 +83,9 @@ FAULTS: tuple[tuple[str, str, str, str, str], ...] = (
      r"cvt.u64.u32 \3, \2; \1\3]", "not in global memory: an address of shared memory"),
     ("a copy to global memory", STAY, r"cp\.async\.cg\.shared\.global \[(%r\d+)\], \[(%rd\d+)\]",
      r"cvt.u32.u64 \1, \2; cp.async.cg.shared.global [\1], [\2]", "outside of shared memory"),
-    ("a copy over what a thread still reads", STAY, r"bar\.sync \t0;", "", "what a copy writes without a barrier"),
+    ("a copy over what another thread has", STAY,
+     r"(?s)bar\.sync \t0;(.*)(cp\.async\.cg\.shared\.global )\[(%r\d+)\]([^;]*;)",
+     r"\1{ .reg .b32 other; xor.b32 other, \3, 16; \2[other]\4 }", "copies to what another thread"),
     ("a copy past the end", STAY, r"(cp\.async\.cg\.shared\.global \[%r\d+\], \[%rd\d+)\]", r"\1+1048576]",
      "outside of the arrays"),
 )  # fmt: skip

@@ -23,10 +23,12 @@ from gpucast.quantization.scale_orders import ScaleLayout
 #: finds the largest magnitude of the transformed numbers, "transform" writes them.
 HadamardKind = Literal["rows", "tiles", "top", "transform"]
 
-_FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
+_FLOAT, _DOUBLE, _BOTH = dtype("FLOAT"), dtype("DOUBLE"), "FLOAT, DOUBLE"
 _SMALLEST_TILE, _SHARED_BYTES = 64, 48 << 10
-#: `part_size` and `part_threads` of kernels/hadamard.cu.
+#: `part_size` and `part_threads` of kernels/transform.cuh.
 PART, PART_THREADS = 16, 256
+#: The compute capability from which blocks stay, as `GPUCAST_HADAMARD_IN_TURN` in kernels/hadamard.cu has it.
+_STAYS_FROM = 80
 
 
 #: One result, with a global scale of its own; zeros for parts that do not exist.
@@ -113,13 +115,12 @@ def hadamard_kernel(
     `row_scaled`: for "rows", whether each row has a global scale of its own.
     `layout`: the order in which scales are written.
     """
-    src, block, threads, dtypes = rule.src, block_of(format), THREADS, [rule.src, _FLOAT, _DOUBLE]
-    stays = False
+    src, dtypes = rule.src, [rule.src, _FLOAT, _DOUBLE]
     name = _name(
         rule, kind, length, format, {"plain": plain, "turned": turned}, turned_length,
         {"inverse": inverse, "strided": strided, "stochastic": stochastic, "row_scaled": row_scaled}, layout,
     )  # fmt: skip
-    head, scales, both = "", "OneScale", "FLOAT, DOUBLE"
+    head, scales = "", "OneScale"
     if format is not None:
         head += format_struct(format, stochastic, f"{name}_format", row_scaled=row_scaled, layout=layout)
         dtypes += [format.element, format.scale]
@@ -127,53 +128,83 @@ def hadamard_kernel(
             head += format_struct(format, False, f"{name}_six")
             head += format_struct(format, False, f"{name}_four", divisor=4.0)
             scales = f"TwoScales<{name}_six, {name}_four>"
-    of_format = f"{name}_format, {scales}, {src.name}, {both}"
+    of_format = f"{name}_format, {scales}, {src.name}, {_BOTH}"
     if kind == "tiles":
         assert format is not None
-        tile, threads = HadamardTile.of(format, length, plain, turned, turned_length), PART_THREADS
-        elements = tile.side**2 // threads
-        sizes = {
-            "rows": tile.side, "columns": tile.side, "threads": threads, "same": int(plain), "same_run": length,
-            "swapped": int(turned), "swapped_run": turned_length,
-        }  # fmt: skip
-        listed = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-        head += f"namespace gpucast {{\nstruct {name}_tiles {{\n    enum : u32 {{ {listed} }};\n}};\n}}\n"
-        # The compiler chooses, but where it would have registers spill: for two scales of a transposed result alone,
-        # for codes of 2 bits of which the plain ones alone are of runs, shorter than their blocks, and for random words
-        # beside transposed runs of 128.
-        resident: int | str = 0
-        if format.rule == "4over6" and not plain and not stochastic:
-            resident = "(GPUCAST_ARCH < 1000 ? 2 : 0)"
-        elif rule.dst.bits == 2 and plain and turned and 64 <= length < block and not turned_length:
-            resident = "(GPUCAST_ARCH < 1000 ? 0 : 3)"
-        elif stochastic and turned_length == 128:
-            resident = "(GPUCAST_ARCH < 1000 ? 0 : 2)"
-        line = f"GPUCAST_HADAMARD_TILES({name}, {src.name}, {threads}, {resident}, {of_format}, {block})\n"
+        tile = HadamardTile.of(format, length, plain, turned, turned_length)
+        made = _in_tiles(name, rule, format, of_format, tile, (length, turned_length), stochastic)
     elif kind == "rows":
-        stays = src.bits <= 16 and not stochastic
-        elements, numbers = PART, f"{of_format}, {length}, {block}"
-        # Two scales to choose from, random words, quotients of DOUBLEs, and sums with other lanes beside a second part
-        # take more registers.
-        resident = 8 - (stays and length > PART)
-        if stochastic or src.bits == 64:
-            resident = 4
-        elif format is not None and format.rule == "4over6":
-            resident = 6 - (length > 0)
-        in_turn, call = f"{src.name}, {THREADS}, {resident}, {numbers}", f"quantize_fragments<{numbers}, {THREADS}>"
-        once = f"GPUCAST_HADAMARD({name}, {THREADS}, {resident}, {call}(src, n, given))\n"
-        line = f"GPUCAST_HADAMARD_IN_TURN({name}, {in_turn})\n" if stays else once
+        made = _in_rows(name, src, format, of_format, length, stochastic)
     elif kind == "top":
-        elements, threads = 1, PART_THREADS
-        to = f"ToGlobalScale<{name}_format, Value<FLOAT, {both}>, {both}>{{dst}}"
-        line = f"GPUCAST_HADAMARD_TOP({name}, {src.name}, {length}, {boolean(strided)}, {to})\n"
+        to = f"ToGlobalScale<{name}_format, Value<FLOAT, {_BOTH}>, {_BOTH}>{{dst}}"
+        made = _Made(f"GPUCAST_HADAMARD_TOP({name}, {src.name}, {length}, {boolean(strided)}, {to})\n", 1)
     else:
         dtypes.append(rule.dst)
-        elements, threads = PART, PART_THREADS
         of_result, flags = f"CastRule<{options(resolve(_FLOAT, rule.dst))}>", f"{boolean(inverse)}, {boolean(strided)}"
-        numbers = f"{src.name}, {rule.dst.name}, {of_result}, {both}, {length}, {flags}"
-        line = f"GPUCAST_HADAMARD_TRANSFORM({name}, {numbers})\n"
-    loop = {"turn": PART, "stays_from": 0} if kind == "rows" and stays else {}
-    return Kernel(name, _PARTS, tuple(dtypes), head + line, threads, array_and(HADAMARD), elements, **loop)
+        numbers = f"{src.name}, {rule.dst.name}, {of_result}, {_BOTH}, {length}, {flags}"
+        made = _Made(f"GPUCAST_HADAMARD_TRANSFORM({name}, {numbers})\n", PART)
+    return Kernel(
+        name, _PARTS, tuple(dtypes), head + made.lines, made.threads, array_and(HADAMARD), made.elements,
+        turn=made.turn, stays_from=made.stays_from,
+    )  # fmt: skip
+
+
+class _Made(NamedTuple):
+    """The last lines of a kernel, and fields of it."""
+
+    lines: str
+    elements: int
+    threads: int = PART_THREADS
+    turn: int = 0
+    stays_from: int | None = None
+
+
+def _in_tiles(
+    name: str,
+    rule: CastRule,
+    format: Format,
+    of_format: str,
+    tile: HadamardTile,
+    lengths: tuple[int, int],
+    stochastic: bool,
+) -> _Made:
+    plain, turned, (length, turned_length) = tile.same > 0, tile.swapped > 0, lengths
+    block = block_of(format)
+    sizes = {
+        "rows": tile.side, "columns": tile.side, "threads": PART_THREADS, "same": int(plain), "same_run": length,
+        "swapped": int(turned), "swapped_run": turned_length,
+    }  # fmt: skip
+    listed = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+    lines = f"namespace gpucast {{\nstruct {name}_tiles {{\n    enum : u32 {{ {listed} }};\n}};\n}}\n"
+    # The compiler chooses, but where it would have registers spill: for two scales of a transposed result alone,
+    # for codes of 2 bits of which the plain ones alone are of runs, shorter than their blocks, and for random words
+    # beside transposed runs of 128.
+    resident: int | str = 0
+    if format.rule == "4over6" and not plain and not stochastic:
+        resident = "(GPUCAST_ARCH < 1000 ? 2 : 0)"
+    elif rule.dst.bits == 2 and plain and turned and 64 <= length < block and not turned_length:
+        resident = "(GPUCAST_ARCH < 1000 ? 0 : 3)"
+    elif stochastic and turned_length == 128:
+        resident = "(GPUCAST_ARCH < 1000 ? 0 : 2)"
+    lines += f"GPUCAST_HADAMARD_TILES({name}, {rule.src.name}, {PART_THREADS}, {resident}, {of_format}, {block})\n"
+    return _Made(lines, tile.side**2 // PART_THREADS)
+
+
+def _in_rows(name: str, src: DType, format: Format | None, of_format: str, length: int, stochastic: bool) -> _Made:
+    stays = src.bits <= 16 and not stochastic
+    numbers = f"{of_format}, {length}, {block_of(format)}"
+    # Two scales to choose from, random words, quotients of DOUBLEs, and sums with other lanes where blocks stay take
+    # more registers.
+    resident = 8 - (stays and length > PART)
+    if stochastic or src.bits == 64:
+        resident = 4
+    elif format is not None and format.rule == "4over6":
+        resident = 6 - (length > 0)
+    if stays:
+        line = f"GPUCAST_HADAMARD_IN_TURN({name}, {src.name}, {THREADS}, {resident}, {numbers})\n"
+        return _Made(line, PART, THREADS, turn=PART, stays_from=_STAYS_FROM)
+    call = f"quantize_fragments<{numbers}, {THREADS}>(src, n, given)"
+    return _Made(f"GPUCAST_HADAMARD({name}, {THREADS}, {resident}, {call})\n", PART, THREADS)
 
 
 def _name(

@@ -122,8 +122,7 @@ def quantize_kernel(
     `row_scaled`: whether each row has a global scale of its own.
     `layout`: the order in which scales are written, or moved to and from.
     """
-    back = kind == "back"
-    other = rule.dst if back else rule.src
+    other = rule.dst if kind == "back" else rule.src
     elements, lines = elements_of(kind, other, format), lines_of(kind, layout, other, stochastic)
     columns = [kind, *["stochastic"] * stochastic]
     if block:
@@ -133,23 +132,41 @@ def quantize_kernel(
     columns += ["blocks1"] * single + ["large"] * large + ["row_scaled"] * row_scaled
     columns += [layout] * (layout != "linear")
     name = "_".join(["gpucast_quantize", other.numpy_name, *columns_of(format), *columns])
-    value = f"Value<{other.name}, FLOAT, DOUBLE>"
-    own, index = f"{name}_format", "u64" if large else "u32"
-    two_sided, finite = (boolean(flag) for flag in (format.two_sided, not format.nan_in_scale))
-    arrays, both = "(src, dst, n, given)", "FLOAT, DOUBLE"
-    by_column = f"{index}, {two_sided}, {finite}"
-    extremes = f"{by_column}, {lanes}"
+    head = format_struct(format, stochastic, f"{name}_format", other, row_scaled=row_scaled, layout=layout)
+    call = _call(kind, f"{name}_format", other, format, layout, elements, lines, lanes, block, large, single)
+    threads, line = THREADS, f"GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n"
+    if kind in ENTIRE:
+        threads, line = ENTIRE_THREADS, f"GPUCAST_QUANTIZE_WHOLE({name}, {other.name}, {ENTIRE_THREADS}, {call})\n"
+    dtypes = other, _FLOAT, _DOUBLE, format.element, format.scale
+    return Kernel(name, PARTS, dtypes, head + line, threads, array_and(QUANTIZE), elements * lines)
+
+
+def _call(
+    kind: Kind,
+    own: str,
+    other: DType,
+    format: Format,
+    layout: ScaleLayout,
+    elements: int,
+    lines: int,
+    lanes: int,
+    block: int,
+    large: bool,
+    single: bool,
+) -> str:
+    """The work of a kernel, in C++. `own`: the struct of its format."""
+    arrays, both, index = "(src, dst, n, given)", "FLOAT, DOUBLE", "u64" if large else "u32"
     place, of_blocks = f"{index}, {boolean(single)}, {elements}", f"{elements}, {block}"
-    rows, moved = "quantize_rows", f"{order(layout).struct}, {other.bits // 8}"
-    if layout != "linear":
-        rows = f"{rows}_in_order"
-    of_rows = f"{of_blocks}, {lines}"
+    value, moved = f"Value<{other.name}, {both}>", f"{order(layout).struct}, {other.bits // 8}"
+    two_sided, finite = (boolean(flag) for flag in (format.two_sided, not format.nan_in_scale))
+    by_column = f"{index}, {two_sided}, {finite}"
+    rows = "quantize_rows" if layout == "linear" else "quantize_rows_in_order"
     back_by = f"elements<{own}, {other.name}, {both}, {place}"
     if block:
         back_by = f"rows<{own}, {other.name}, {both}, {of_blocks}"
-    call = {
-        "rows": f"{rows}<{own}, {other.name}, {both}, {of_rows}, {THREADS}>{arrays}",
-        "extremes": f"find_extremes<{value}, {other.name}, {extremes}, {THREADS}>(src, n, given)",
+    return {
+        "rows": f"{rows}<{own}, {other.name}, {both}, {of_blocks}, {lines}, {THREADS}>{arrays}",
+        "extremes": f"find_extremes<{value}, {other.name}, {by_column}, {lanes}, {THREADS}>(src, n, given)",
         "columns": f"find_column_extremes<{value}, {other.name}, {by_column}, {THREADS}>(src, n, given)",
         "scales": f"find_scales<{own}, {value}, {both}, false, {THREADS}>(given)",
         "kept": f"find_scales<{own}, {value}, {both}, true, {THREADS}>(given)",
@@ -164,12 +181,6 @@ def quantize_kernel(
         "entire_kept": f"ToScale<{own}, {value}, {both}, true>{{given}}",
         "top": f"ToGlobalScale<{own}, {value}, {both}>{{dst}}",
     }[kind]
-    head = format_struct(format, stochastic, own, other, row_scaled=row_scaled, layout=layout)
-    threads, line = THREADS, f"GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n"
-    if kind in ENTIRE:
-        threads, line = ENTIRE_THREADS, f"GPUCAST_QUANTIZE_WHOLE({name}, {other.name}, {ENTIRE_THREADS}, {call})\n"
-    dtypes = other, _FLOAT, _DOUBLE, format.element, format.scale
-    return Kernel(name, PARTS, dtypes, head + line, threads, array_and(QUANTIZE), elements * lines)
 
 
 def lines_of(kind: Kind, layout: ScaleLayout, src: DType, stochastic: bool) -> int:

@@ -302,8 +302,8 @@ GPUCAST_INLINE Scale scale_by_steps(float amax, bool is_nan, float u) {
         if (F::may_overflow && bits == 0x7f800000) scale.code = 254;
     } else {
         const float found = F::step_scale(amax, u);
-        if constexpr (F::global_scale) {
-            // The scale of zeros by an infinite one above it, say. Of finite numbers alone no formula makes NaN.
+        if constexpr (F::may_be_nan) {
+            // The scale of zeros by an infinite one above it, say.
             scale.is_nan = found != found;
             if (scale.is_nan) return scale;
         }

@@ -393,6 +393,10 @@ def _scale(scale: Any, format: Format, shape: tuple[int, ...], rows: tuple[int, 
         raise ValueError(f"{caller}: scale= is not for {format}, whose codes need more than the scale")
     if format.zero_points or not (format.global_scale or format.scale.name == "FLOAT"):
         raise ValueError(f"{caller}: scale= is for formats with FLOAT scales and without zero points, not for {format}")
+    library = libraries.find(scale)
+    if library is not None:
+        library.check_scale(scale, caller)
+        scale = library.take(scale, caller)
     given = scale if namespace(scale) is not None else np.asarray(scale)
     if given.dtype.kind not in "fiu":
         raise TypeError(f"{caller}: scale={scale!r} has dtype {given.dtype}; expected a number or an array of them")

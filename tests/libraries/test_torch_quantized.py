@@ -154,3 +154,12 @@ def test_other_layouts_are_refused_by_name_after_calls_that_went_well() -> None:
         for x in (nested, jagged, torch.ones(4).to_mkldnn(), torch.ones(2, 2).to_sparse_csr()):
             with pytest.raises(TypeError, match=r"^\w+: x has the layout \w+; expected a strided tensor"):
                 call(x)
+
+
+def test_a_scale_is_a_tensor_without_a_gradient() -> None:
+    x, scale = torch.linspace(-3, 3, 64).reshape(2, 32), torch.tensor([[0.5], [0.25]])
+    for _ in range(2):
+        q = gpucast.quantize(x, "int8_32", scale=scale)
+        assert torch.equal(q.scales, scale) and q.dequantize()[1, 0] == 0.0
+        with pytest.raises(ValueError, match=r"^quantize: scale requires grad, and is not differentiable"):
+            gpucast.quantize(x, "int8_32", scale=scale.clone().requires_grad_())

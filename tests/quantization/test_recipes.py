@@ -267,6 +267,21 @@ def test_a_zero_of_either_sign_is_replaced() -> None:
             compare(gpucast.quantize(x, format, device="cuda"), expected, scale)
 
 
+@pytest.mark.parametrize("scale", ["FLOAT", "FLOAT8E8M0", "FLOAT8E4M3FN"])
+def test_a_formula_that_is_nan_for_zeros(scale: str) -> None:
+    """The reference, the host and devices have a scale of NaN, and codes of NaN."""
+    x = np.linspace(-3, 3, 128, dtype=np.float32).reshape(4, 32)
+    x[1] = 0
+    steps = Steps("a / a * 2", "x / s", zero="")
+    rule = "up" if scale == "FLOAT8E8M0" else "amax"
+    format = Format(f"{scale} over itself", "FLOAT8E4M3FN", scale, (32,), rule, steps=steps)  # type: ignore[arg-type]
+    expected = exact_quantize.quantize(x, format)
+    assert np.isnan(expected.scales.astype(np.float32)).ravel().tolist() == [False, True, False, False]
+    compare(gpucast.quantize(x, format), expected, scale)
+    with host_driver.installed(host_driver.HostDriver()):
+        compare(gpucast.quantize(x, format, device="cuda"), expected, scale)
+
+
 def test_given_scales_that_stand_for_several_rows_lie_in_their_order() -> None:
     """The result is an `out` for the next call."""
     x, scale = np.linspace(-3, 3, 256, dtype=np.float32).reshape(4, 64), np.array([0.5, 0.25], np.float32)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -356,7 +357,7 @@ def config(
         "format": name,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": [*kept, *(f"re:.*{head}{'' if head == _HEAD else '$'}" for head in tied)],
+        "ignore": [*kept, *(f"re:.*{head}" if head == _HEAD else rf"re:(.*\.)?{re.escape(head)}$" for head in tied)],
     }
 
 

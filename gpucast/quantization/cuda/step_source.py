@@ -34,7 +34,10 @@ def step_functions(format: Format, source: DType) -> list[str]:
     zero, has_zero = 0, bool(steps.zero) and not of_powers
     if has_zero:
         zero = int(_constant(parse(steps.zero), source).astype(format.scale.numpy).view(format.scale.code_numpy))
+    scale = parse(steps.scale)
+    may_be_nan = format.global_scale or not _is_number(scale, source)
     return [
+        f"enum : bool {{ may_be_nan = {may_be_nan:d} }};",
         f"enum : bool {{ by_steps = 1, keeps_amax = {steps.code_needs_amax:d}, has_zero = {has_zero:d} }};",
         f"enum : bool {{ divides = {not steps.multiplies:d}, rounds = {rounds:d} }};",
         f"typedef {source.name} source;",
@@ -42,13 +45,35 @@ def step_functions(format: Format, source: DType) -> list[str]:
         f"static GPUCAST_CONSTANT u32 zero_code() {{ return {zero:#x}; }}",
         f"static GPUCAST_INLINE float rounded(float p) {{ return {_rounded(source)}; }}",
         "static GPUCAST_INLINE float power(float p) { return ptx::as_float(ptx::bits(p) & 0xff800000); }",
-        _function("step_scale", "au", parse(steps.scale), source),
+        _function("step_scale", "au", scale, source),
         *_power_scale(format, source),
         _function("step_factor", "asu", steps.factor, source),
         _function("step", "xf", Node("T", (step,)) if rounds else step, source),
         _function("step_u", "A", parse(steps.u or "A"), source),
         _function("step_global", "u", parse(steps.global_scale), source),
     ]
+
+
+def _is_number(node: Node, source: DType) -> bool:
+    """Whether a formula of a finite magnitude alone is never NaN, as far as its form tells: zero times an infinite
+    number, their quotient, or a difference of two infinite ones, needs two parts that are not constant."""
+    if node == _A:
+        return True
+    if set(node.names).issubset(constants(source)):
+        return math.isfinite(_constant(node, source))
+    parts = node.operands
+    if node.name in ("multiply", "divide"):
+        given = [_constant(part, source) for part in parts if set(part.names).issubset(constants(source))]
+        if not any(number and math.isfinite(number) for number in given):
+            return False
+    elif node.name == "subtract" or (node.name == "add" and _may_be_negative(node)):
+        return False
+    return bool(parts) and all(_is_number(part, source) for part in parts)
+
+
+def _may_be_negative(node: Node) -> bool:
+    signed = node.name in ("negative", "subtract") or (node.number is not None and node.number < 0)
+    return signed or any(map(_may_be_negative, node.operands))
 
 
 #: A factor that is none of `_over_s`.

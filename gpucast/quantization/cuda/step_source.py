@@ -37,9 +37,8 @@ def step_functions(format: Format, source: DType) -> list[str]:
     scale = parse(steps.scale)
     may_be_nan = format.global_scale or not _is_number(scale, source)
     return [
-        f"enum : bool {{ may_be_nan = {may_be_nan:d} }};",
         f"enum : bool {{ by_steps = 1, keeps_amax = {steps.code_needs_amax:d}, has_zero = {has_zero:d} }};",
-        f"enum : bool {{ divides = {not steps.multiplies:d}, rounds = {rounds:d} }};",
+        f"enum : bool {{ divides = {not steps.multiplies:d}, rounds = {rounds:d}, may_be_nan = {may_be_nan:d} }};",
         f"typedef {source.name} source;",
         *_over_power(*_over_s(steps.factor) if of_powers else _OTHER),
         f"static GPUCAST_CONSTANT u32 zero_code() {{ return {zero:#x}; }}",

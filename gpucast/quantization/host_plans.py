@@ -46,8 +46,9 @@ class _Result(NamedTuple):
 
     #: For the module.
     how: bytes
-    #: Whether the numbers are transformed first.
-    transforms: bool
+    #: Whether the global scale is that of the array as it is, and what a call may give: steps may begin with another
+    #: number.
+    shares_global_scale: bool
     #: The class of results, `gpucast.Quantized`.
     quantized: Any
     format: Format
@@ -60,12 +61,6 @@ class _Result(NamedTuple):
     scales: tuple[int, ...]
     #: Each part.
     makes: tuple[Made, ...]
-
-    @property
-    def shares_global_scale(self) -> bool:
-        """Whether the global scale is that of the array as it is, and what a call may give. Steps may begin with
-        another number."""
-        return self.format.global_scale and self.format.steps is None and not self.transforms
 
     def attributes(self, src: DType, library: str | None) -> dict[str, Any]:
         """Those of a `Quantized` that are not parts."""
@@ -266,9 +261,8 @@ def _result(q: Any, src: DType, hadamard: Hadamard | None, turned: bool) -> _Res
     if how is None or any((make is None) != (part is None) for make, part in zip(makes, parts, strict=True)):
         return None
     scales = q.format.scales_shape(shape, q.axis)
-    return _Result(
-        how, hadamard is not None, type(q), q.format, q.axis, q.data.shape, type(q.data), layout, scales, makes
-    )
+    shares = q.format.global_scale and q.format.steps is None and hadamard is None
+    return _Result(how, shares, type(q), q.format, q.axis, q.data.shape, type(q.data), layout, scales, makes)
 
 
 def make_of(part: Any) -> Made:
